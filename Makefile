@@ -1,0 +1,36 @@
+# Everything on a bare machine with python3 (3.11 or newer), pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean help
+
+help:
+	@echo "make demo   train five optimizers on embedded data, print a table, draw a picture (a minute)"
+	@echo "make test   run the test suite"
+	@echo "make lint   ruff and pyright"
+	@echo "make bench  the published benchmarks; set SPIDERSILK_DATA to the folder that holds w8a/w8a.gz"
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/quickstart.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(READY)
+	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/logistic.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

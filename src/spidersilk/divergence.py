@@ -1,0 +1,61 @@
+"""Watches that v is finite: at once on the CPU; on CUDA through a flag on the device, so that no step waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from spidersilk.errors import DivergenceError
+
+
+class Guard:
+    """Raises what `error(step, inner_step)` makes, before x is touched.
+
+    On CUDA a raise would have to wait for the device. There the first bad step is written to a device variable, `watch`
+    returns a device boolean that keeps x as it is, and the error comes at a later `poll` or at `wait`.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], error: Callable[[int, int], DivergenceError]):
+        self._error = error
+        self._device = next((device for device in devices if device.type == "cuda"), None)
+        self._copied: torch.cuda.Event | None = None
+        if self._device is not None:
+            self._first_bad = torch.full((2,), -1, dtype=torch.int64, device=self._device)
+            self._on_host = torch.full((2,), -1, dtype=torch.int64).pin_memory()
+
+    def watch(self, vectors: Sequence[Tensor], step: int, inner_step: int) -> Tensor | None:
+        """Check the vectors. On CUDA: a boolean, true from the first step on at which they were not finite."""
+        finite = [torch.isfinite(torch.linalg.vector_norm(v, ord=float("inf"))) for v in vectors if v.numel()]
+        if self._device is None:
+            if not all(map(bool, finite)):
+                raise self._error(step, inner_step)
+            return None
+        good = torch.stack([f.to(self._device) for f in finite]).all()
+        new = ~good & (self._first_bad[0] < 0)
+        self._first_bad[0].copy_(torch.where(new, step, self._first_bad[0]))
+        self._first_bad[1].copy_(torch.where(new, inner_step, self._first_bad[1]))
+        self._on_host.copy_(self._first_bad, non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record(torch.cuda.current_stream(self._device))
+        return self._first_bad[0] >= 0
+
+    def poll(self) -> None:
+        """Raise if the device has already reported a bad step; never waits."""
+        if self._copied is not None and self._copied.query():
+            self._raise_if_bad()
+
+    def wait(self) -> None:
+        """Raise if any step so far was bad, waiting for the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._raise_if_bad()
+
+    def _raise_if_bad(self) -> None:
+        self._copied = None
+        step, inner_step = self._on_host.tolist()
+        if step >= 0:
+            self._first_bad.fill_(-1)
+            self._on_host.fill_(-1)
+            raise self._error(step, inner_step)

@@ -1,0 +1,217 @@
+"""AnchorLoader: large batch, small batches, large batch ... with sampling that resumes anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from spidersilk.checks import check_choice, check_positive_int
+from spidersilk.schedule import Anchor, Fixed, InnerLength, as_inner_length
+from spidersilk.streams import fresh_seed, generator_at, mix
+
+_ANCHOR, _SMALL, _LENGTH = 1, 2, 3  # one stream each
+
+
+class Position(NamedTuple):
+    """Where the loader stands: the next batch to be given is `piece` of update `update` of outer loop `loop`."""
+
+    loop: int = 0
+    update: int = 0
+    piece: int = 0
+    small_batches: int = 0  # given so far, over all loops
+    last_loop: int = 0  # the iteration under way ends before this loop
+
+
+class AnchorLoader:
+    """Yields `(batch, is_anchor)`: one anchor batch, then the small batches of its inner loop, and so on.
+
+    Pass `is_anchor` on to `optimizer.step(closure, anchor=is_anchor)`. It is False for a small batch and an `Anchor`
+    (which is true) for an anchor.
+
+    dataset: a map-style data set, a TensorDataset, a tensor, or a tuple of tensors. Tensors are indexed where they lie,
+        on CPU or GPU, with no workers and no collation; anything else goes through torch's DataLoader.
+    anchor_batch_size: B; None is the whole data set, given as it is, in order.
+    batch_size: b.
+    inner_steps: the number of updates in an outer loop, the anchor's own included: an int or `Geometric(mean)`.
+    micro_batch_size: an anchor larger than this comes in pieces. The same closure sees each piece; the optimizer sums
+        them weighted by their size and moves at the last one, so the result is that of the whole batch for a loss that
+        is a mean over samples.
+    sampling: "uniform" draws every batch afresh, without replacement inside a batch (the paper); "shuffle" goes through
+        shuffled passes, one for anchors and one for small batches, leaving out what does not fill a batch.
+    loops: outer loops in one iteration over the loader; None is as many as visit about len(dataset) samples.
+    generator: gives the seed of all sampling; torch's default one if None.
+    num_workers, collate_fn, pin_memory and other keywords go to DataLoader, for data sets that are not tensors.
+
+    `state_dict` and `load_state_dict` resume in the middle of an inner loop, to the batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Tensor | Sequence[Tensor],
+        anchor_batch_size: int | None,
+        batch_size: int,
+        inner_steps: int | InnerLength,
+        *,
+        micro_batch_size: int | None = None,
+        sampling: str = "uniform",
+        loops: int | None = None,
+        generator: torch.Generator | None = None,
+        **dataloader: Any,
+    ):
+        self._tensors = _as_tensors(dataset)
+        self._size = len(self._tensors[0]) if self._tensors else _length(dataset)
+        self.dataset = dataset
+        self.anchor_batch_size = self._size if anchor_batch_size is None else anchor_batch_size
+        self.batch_size = batch_size
+        self.micro_batch_size = micro_batch_size
+        check_positive_int("anchor_batch_size", self.anchor_batch_size, "None takes the whole data set")
+        check_positive_int("batch_size", batch_size, "it is the size of the small batches")
+        for name, value in (("anchor_batch_size", self.anchor_batch_size), ("batch_size", batch_size)):
+            if value > self._size:
+                raise ValueError(f"{name} = {value} exceeds the data set's {self._size} samples: lower it")
+        if micro_batch_size is not None:
+            check_positive_int("micro_batch_size", micro_batch_size, "None gives each anchor in one piece")
+        check_choice("sampling", sampling, ("uniform", "shuffle"))
+        self.sampling = sampling
+        self.inner_length = as_inner_length(inner_steps)
+        per_loop = self.anchor_batch_size + batch_size * max(self.inner_length.mean - 1, 0)
+        self.loops = max(1, round(self._size / per_loop)) if loops is None else loops
+        check_positive_int("loops", self.loops, "None visits about len(dataset) samples in one iteration")
+        if self._tensors and dataloader:
+            names = ", ".join(dataloader)
+            raise ValueError(f"{names}: tensors are indexed directly, without a DataLoader; leave these out")
+        self._dataloader = dataloader
+        self._seed = fresh_seed(generator)
+        self._position = Position()
+        self._resumed = False
+        self._passes: dict[int, tuple[int, Tensor]] = {}
+
+    def __iter__(self) -> Iterator[tuple[Any, Anchor | bool]]:
+        if not self._resumed:
+            first = self._position.loop + (self._position.update > 0 or self._position.piece > 0)
+            self._position = self._position._replace(loop=first, update=0, piece=0, last_loop=first + self.loops)
+        self._resumed = False
+        steps = self._steps_from(self._position)
+        if self._tensors:
+            for indices, is_anchor, after in steps:
+                self._position = after
+                yield self._take(indices), is_anchor
+        else:
+            yield from self._through_dataloader(list(steps))
+
+    def __len__(self) -> int:
+        """Batches in one iteration; a loader with random lengths has no length."""
+        if not isinstance(self.inner_length, Fixed):
+            raise TypeError("an AnchorLoader with geometric inner lengths has no fixed number of batches")
+        return self.loops * (len(self._pieces()) + self.inner_length.mean - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self._seed, **self._position._asdict()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        state = dict(state)
+        self._seed = state.pop("seed")
+        self._position = Position(**state)
+        self._resumed = self._position.loop < self._position.last_loop
+        self._passes.clear()
+
+    def _pieces(self) -> list[tuple[int, int]]:
+        size = self.micro_batch_size or self.anchor_batch_size
+        return [(i, min(i + size, self.anchor_batch_size)) for i in range(0, self.anchor_batch_size, size)]
+
+    def _steps_from(self, position: Position) -> Iterator[tuple[Tensor | None, Anchor | bool, Position]]:
+        """Indices (None: the whole data set), marker, and the position after, for each batch still to come."""
+        pieces = self._pieces()
+        while position.loop < position.last_loop:
+            length = self.inner_length.length(mix(self._seed, _LENGTH), position.loop)
+            if position.update == 0:
+                indices = self._draw(_ANCHOR, position.loop, self.anchor_batch_size)
+                for piece in range(position.piece, len(pieces)):
+                    start, stop = pieces[piece]
+                    last = piece == len(pieces) - 1
+                    marker = Anchor((stop - start) / self.anchor_batch_size, last, idle=length == 0)
+                    if not last:
+                        position = position._replace(piece=piece + 1)
+                    elif length <= 1:
+                        position = position._replace(loop=position.loop + 1, update=0, piece=0)
+                    else:
+                        position = position._replace(update=1, piece=0)
+                    whole = indices is None and len(pieces) == 1
+                    part = torch.arange(start, stop) if indices is None else indices[start:stop]
+                    yield (None if whole else part), marker, position
+            else:
+                indices = self._draw(_SMALL, position.small_batches, self.batch_size)
+                position = position._replace(update=position.update + 1, small_batches=position.small_batches + 1)
+                if position.update == length:
+                    position = position._replace(loop=position.loop + 1, update=0)
+                yield indices, False, position
+
+    def _draw(self, stream: int, number: int, size: int) -> Tensor | None:
+        """The indices of batch `number` of a stream: a function of the seed and the number alone."""
+        n = self._size
+        if size == n:
+            return None
+        if self.sampling == "uniform":
+            return _subset(n, size, generator_at("cpu", self._seed, stream, number))
+        number_of_pass, slot = divmod(number, n // size)
+        if self._passes.get(stream, (-1, None))[0] != number_of_pass:
+            order = torch.randperm(n, generator=generator_at("cpu", self._seed, stream, number_of_pass))
+            self._passes[stream] = (number_of_pass, order)
+        return self._passes[stream][1][slot * size : (slot + 1) * size]
+
+    def _take(self, indices: Tensor | None) -> Tensor | tuple[Tensor, ...]:
+        assert self._tensors is not None
+        if indices is None:
+            batch = tuple(self._tensors)
+        else:
+            batch = tuple(t.index_select(0, indices.to(t.device, non_blocking=True)) for t in self._tensors)
+        return batch[0] if isinstance(self.dataset, Tensor) else batch
+
+    def _through_dataloader(self, steps: list[tuple[Tensor | None, Anchor | bool, Position]]) -> Iterator:
+        everything = range(self._size)
+        batches = [list(everything) if indices is None else indices.tolist() for indices, _, _ in steps]
+        # The base seed of the workers comes from a generator of its own, so that iterating leaves the global one alone.
+        options = {"generator": generator_at("cpu", self._seed, *self._position), **self._dataloader}
+        loader = DataLoader(self.dataset, batch_sampler=batches, **options)  # pyright: ignore[reportArgumentType]
+        for batch, (_, is_anchor, after) in zip(loader, steps, strict=True):
+            self._position = after
+            yield batch, is_anchor
+
+
+def _subset(n: int, size: int, generator: torch.Generator) -> Tensor:
+    """A uniform subset of range(n) in random order. For a small one, draws that repeat are drawn again: O(size)."""
+    if size > n // 8:
+        return torch.randperm(n, generator=generator)[:size]
+    chosen = torch.randint(n, (size,), generator=generator).unique()
+    while len(chosen) < size:
+        more = torch.randint(n, (size - len(chosen),), generator=generator)
+        chosen = torch.cat([chosen, more]).unique()
+    return chosen[torch.randperm(size, generator=generator)]
+
+
+def _as_tensors(dataset: object) -> tuple[Tensor, ...] | None:
+    if isinstance(dataset, Tensor):
+        tensors: tuple[Tensor, ...] = (dataset,)
+    elif isinstance(dataset, TensorDataset):
+        tensors = tuple(dataset.tensors)
+    elif isinstance(dataset, list | tuple) and dataset and all(isinstance(t, Tensor) for t in dataset):
+        tensors = tuple(dataset)
+    else:
+        return None
+    lengths = {len(t) if t.dim() else 0 for t in tensors}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(f"the tensors have {sorted(lengths)} samples: they must agree, and have at least one")
+    return tensors
+
+
+def _length(dataset: object) -> int:
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"dataset is a {type(dataset).__name__} without __getitem__ and __len__: sampling needs a map-style one, "
+            "so load an iterable data set into tensors first"
+        )
+    return len(dataset)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,127 @@
+"""The named optimizers: each is a choice of reference, scaling and move over torch's SGD, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch.optim import SGD
+from torch.optim.optimizer import ParamsT
+
+from spidersilk.checks import Count
+from spidersilk.schedule import InnerLength
+from spidersilk.selection import RTop
+from spidersilk.variance_reduced import VarianceReduced
+
+__all__ = ["SVRG", "SparseSGD", "SparseSVRG", "SparseSpiderBoost", "SpiderBoost", "VarianceReduced"]
+
+
+class Common(TypedDict, total=False):
+    """Keywords that every named optimizer takes; `VarianceReduced` describes the last four."""
+
+    momentum: float
+    weight_decay: float
+    inner_steps: int | InnerLength | None
+    max_norm: float | None
+    backend: str
+    generator: torch.Generator | None
+
+
+def _sgd(params: ParamsT, lr: float, common: Common) -> tuple[SGD, dict[str, Any]]:
+    """The base optimizer, and the keywords that are left for VarianceReduced."""
+    rest: dict[str, Any] = dict(common)
+    momentum, weight_decay = rest.pop("momentum", 0.0), rest.pop("weight_decay", 0.0)
+    remedies = {"lr": "0.1 is a common start", "momentum": "0 turns it off", "weight_decay": "0 turns it off"}
+    for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+        if not 0 <= float(value) < float("inf"):
+            raise ValueError(f"{name} = {value} must be a finite number of at least 0: {remedies[name]}")
+    return SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay), rest
+
+
+class SpiderBoost(VarianceReduced):
+    """SpiderBoost: v := v + g(x_t) - g(x_{t-1}), dense, started anew at each anchor."""
+
+    def __init__(self, params: ParamsT, lr: float, **common: Unpack[Common]):
+        base, rest = _sgd(params, lr, common)
+        super().__init__(base, "previous", **rest)
+
+
+class SparseSpiderBoost(VarianceReduced):
+    """Algorithm 1 of the paper: v := v + rtop(M, g(x_t) - g(x_{t-1})).
+
+    The unbiased scaling needs a small step size (Theorem 1: lr L = sqrt(k2 / (6 d m))); far beyond it, it diverges.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        k1: Count = 0.05,
+        k2: Count = 0.05,
+        memory_decay: float = 0.5,
+        memory_reset: bool = False,
+        scaling: str = "unbiased",
+        choose: str = "step",
+        per_tensor: bool = False,
+        **common: Unpack[Common],
+    ):
+        sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor)
+        base, rest = _sgd(params, lr, common)
+        super().__init__(base, "previous", choose=choose, sparsity=sparsity, **rest)
+
+
+class SVRG(VarianceReduced):
+    """SVRG: v := v_anchor + g(x_t) - g(x_anchor), dense."""
+
+    def __init__(self, params: ParamsT, lr: float, **common: Unpack[Common]):
+        base, rest = _sgd(params, lr, common)
+        super().__init__(base, "anchor", **rest)
+
+
+class SparseSVRG(VarianceReduced):
+    """v := v_anchor + rtop(M, g(x_t) - g(x_anchor)): the noise of rtop is fresh at each step and never compounds.
+
+    scaling: None or "unbiased" for move="all", "none", or "refresh" (a selected coordinate of v becomes v_anchor +
+        difference, unscaled, and stays so until it is selected again or a new anchor comes).
+    move="selected": only the selected coordinates move, by v_anchor + difference, unscaled; stable at larger steps.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        k1: Count = 0.05,
+        k2: Count = 0.05,
+        memory_decay: float = 0.5,
+        memory_reset: bool = False,
+        scaling: str | None = None,
+        move: str = "all",
+        choose: str = "step",
+        anchor_move: str = "all",
+        per_tensor: bool = False,
+        **common: Unpack[Common],
+    ):
+        sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor)
+        base, rest = _sgd(params, lr, common)
+        super().__init__(base, "anchor", move=move, choose=choose, anchor_move=anchor_move, sparsity=sparsity, **rest)
+
+
+class SparseSGD(VarianceReduced):
+    """A fresh gradient, of which only the selected coordinates move: one evaluation a step, b k/d queries."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        k1: Count = 0.1,
+        k2: Count = 0.0,
+        memory_decay: float = 0.5,
+        choose: str = "anchor",
+        anchor_move: str = "all",
+        per_tensor: bool = False,
+        **common: Unpack[Common],
+    ):
+        sparsity = RTop(k1, k2, None, memory_decay, False, per_tensor)
+        base, rest = _sgd(params, lr, common)
+        options: dict[str, Any] = {"move": "selected", "choose": choose, "anchor_move": anchor_move, **rest}
+        super().__init__(base, None, sparsity=sparsity, **options)

@@ -1,0 +1,205 @@
+"""The random-top-k operator: which k1 + k2 coordinates a step looks at, and with which scale (Section 2, Lemma 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spidersilk.checks import Count, check_choice, check_count, check_fraction, count_of, resolve_counts
+from spidersilk.flat import Slab
+from spidersilk.kernels import torch_ops
+from spidersilk.kernels.dispatch import Ops
+from spidersilk.streams import Stream
+
+
+@dataclass(frozen=True)
+class Selection:
+    """k1 top and k2 random coordinates of d; a value read at a random one counts `scale` times.
+
+    `top` and `random` are int64, ascending and disjoint. `scale` is (d - k1) / k2, or one value per random coordinate
+    where tensors were selected from separately; it is 1 where nothing was left to draw from or nothing was drawn.
+    """
+
+    top: Tensor
+    random: Tensor
+    scale: float | Tensor
+    d: int
+
+    @property
+    def k1(self) -> int:
+        return self.top.numel()
+
+    @property
+    def k2(self) -> int:
+        return self.random.numel()
+
+    @property
+    def k(self) -> int:
+        return self.k1 + self.k2
+
+    @cached_property
+    def indices(self) -> Tensor:
+        """All k coordinates: `top`, then `random`."""
+        return torch.cat([self.top, self.random])
+
+    def gather(self, y: Tensor) -> Tensor:
+        """The k values of y, in the order of `indices`."""
+        return y[self.indices]
+
+    def weigh(self, values: Tensor) -> Tensor:
+        """k values in the order of `indices`, the random ones rescaled so that the selection is unbiased."""
+        if isinstance(self.scale, float) and self.scale == 1.0:
+            return values
+        return torch.cat([values[: self.k1], values[self.k1 :] * self.scale])
+
+    def apply(self, y: Tensor) -> Tensor:
+        """rtop(y) for this draw: the selected entries of y, the random ones rescaled, zero elsewhere. Linear in y."""
+        out = torch.zeros_like(y)
+        out[self.indices] = self.weigh(self.gather(y))
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"top": self.top, "random": self.random, "scale": self.scale, "d": self.d}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any], device: torch.device) -> Selection:
+        scale = state["scale"].to(device) if isinstance(state["scale"], Tensor) else state["scale"]
+        return cls(state["top"].to(device), state["random"].to(device), scale, state["d"])
+
+    def between(self, start: int, stop: int, device: torch.device) -> Selection:
+        """The part of this selection in [start, stop), counted from start."""
+        in_top = (self.top >= start) & (self.top < stop)
+        in_random = (self.random >= start) & (self.random < stop)
+        scale = self.scale[in_random].to(device) if isinstance(self.scale, Tensor) else self.scale
+        return Selection(
+            (self.top[in_top] - start).to(device), (self.random[in_random] - start).to(device), scale, stop - start
+        )
+
+
+@dataclass(frozen=True)
+class RTop:
+    """How a sparse method selects. A float k is a fraction in [0, 1], rounded up; an int is a count.
+
+    `scaling`: "unbiased" (the paper's operator), "none" (the random part as it is), "refresh" (as "none", and a
+    coordinate keeps its refreshed value until it is selected again or a new anchor comes), or None: the method's own.
+    `per_tensor` selects from each parameter tensor separately; a tensor smaller than a given count is taken whole.
+    """
+
+    k1: Count = 0.05
+    k2: Count = 0.05
+    scaling: str | None = None
+    memory_decay: float = 0.5
+    memory_reset: bool = False
+    per_tensor: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("k1", self.k1)
+        check_count("k2", self.k2)
+        if self.k1 + self.k2 == 0:
+            raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
+        check_choice("scaling", self.scaling, ("unbiased", "none", "refresh", None))
+        check_fraction("memory_decay", self.memory_decay, "0 keeps the old memory, 1 keeps only the newest |v|")
+
+    def draw(self, memory: Tensor, sizes: Sequence[int], stream: Stream, ops: Ops) -> Selection:
+        """Select from `memory`, the concatenation of tensors with `sizes` entries."""
+        generator = stream.next(memory.device)
+        if not self.per_tensor:
+            return draw(memory, *resolve_counts(self.k1, self.k2, memory.numel()), generator, ops)
+        parts: list[Selection] = []
+        for piece, size in zip(memory.split(list(sizes)), sizes, strict=True):
+            parts.append(draw(piece, *self._counts_within(size), generator, ops))
+        return _join(parts, memory)
+
+    def _counts_within(self, size: int) -> tuple[int, int]:
+        """The counts for one tensor, as far as it reaches."""
+        top = min(count_of(self.k1, size), size)
+        return top, min(count_of(self.k2, size), size - top)
+
+
+def draw_over(
+    slabs: Sequence[Slab], memories: Sequence[Tensor], sparsity: RTop, stream: Stream, ops: Ops
+) -> list[Selection]:
+    """One draw over the parameters of all slabs together, as a selection for each slab."""
+    if len(slabs) == 1:
+        return [sparsity.draw(memories[0], slabs[0].sizes, stream, ops)]
+    dtype = torch.float64 if any(m.dtype == torch.float64 for m in memories) else torch.float32
+    whole = torch.cat([m.to(memories[0].device, dtype) for m in memories])
+    selection = sparsity.draw(whole, [size for slab in slabs for size in slab.sizes], stream, ops)
+    parts, start = [], 0
+    for slab in slabs:
+        parts.append(selection.between(start, start + slab.d, slab.device))
+        start += slab.d
+    return parts
+
+
+def draw(memory: Tensor, k1: int, k2: int, generator: torch.Generator | None, ops: Ops = torch_ops) -> Selection:
+    """`select` for counts already resolved and memory already checked."""
+    d = memory.numel()
+    top, random = ops.select(memory, k1, k2, generator)
+    return Selection(top, random, (d - k1) / k2 if k2 else 1.0, d)
+
+
+def _join(parts: list[Selection], like: Tensor) -> Selection:
+    """One selection over the concatenation, each random coordinate with the scale of its own tensor."""
+    tops, randoms, scales, offset = [], [], [], 0
+    for part in parts:
+        tops.append(part.top + offset)
+        randoms.append(part.random + offset)
+        scales.append(torch.full((part.k2,), float(part.scale), dtype=like.dtype, device=like.device))
+        offset += part.d
+    return Selection(torch.cat(tops), torch.cat(randoms), torch.cat(scales), offset)
+
+
+def select(memory: Tensor, k1: Count, k2: Count, *, generator: torch.Generator | None = None) -> Selection:
+    """Take the k1 coordinates with the largest |memory| (ties: lower index first) and k2 random others.
+
+    k2 = 0 is plain top-k (no draw, scale 1, biased); k1 = 0 is plain random coordinates.
+
+    >>> memory = torch.tensor([11.0, 12.0, 13.0, -14.0, -15.0])
+    >>> selection = select(memory, k1=1, k2=1)
+    >>> selection.top.tolist(), selection.scale
+    ([4], 4.0)
+    """
+    _check_vector("memory", memory)
+    if not bool(torch.isfinite(memory).all()):
+        raise ValueError("memory has entries that are not finite: there is no order among them, so mend them first")
+    return draw(memory, *resolve_counts(k1, k2, memory.numel()), generator)
+
+
+def rtop(memory: Tensor, y: Tensor, k1: Count, k2: Count, *, generator: torch.Generator | None = None) -> Tensor:
+    """The operator rtop_{k1,k2}(memory, y): an unbiased, sparse version of y; a dense tensor comes back."""
+    _check_pair(memory, y)
+    return select(memory, k1, k2, generator=generator).apply(y)
+
+
+def rtop_variance(memory: Tensor, y: Tensor, k1: Count, k2: Count) -> float:
+    """Lemma 1: the summed variance of rtop(memory, y), (d - k1 - k2) / k2 times the energy of y outside the top k1.
+
+    k2 = 0 draws nothing, so the variance is 0 (and the operator biased).
+    """
+    _check_pair(memory, y)
+    top, random = resolve_counts(k1, k2, memory.numel())
+    if random == 0:
+        return 0.0
+    outside = y.double().index_fill(0, torch_ops.top_indices(memory.abs(), top), 0.0)
+    return (memory.numel() - top - random) / random * float(outside.square().sum())
+
+
+def _check_vector(name: str, value: Tensor) -> None:
+    if value.dim() != 1 or value.numel() == 0:
+        shape = tuple(value.shape)
+        raise ValueError(f"{name} has shape {shape}, not (d,) with d of at least 1: flatten it with reshape(-1)")
+    if not value.is_floating_point():
+        raise ValueError(f"{name} has dtype {value.dtype}: give a floating-point tensor, for example {name}.float()")
+
+
+def _check_pair(memory: Tensor, y: Tensor) -> None:
+    _check_vector("memory", memory)
+    _check_vector("y", y)
+    if memory.shape != y.shape:
+        raise ValueError(f"memory has {memory.numel()} entries and y has {y.numel()}: they must have the same length")

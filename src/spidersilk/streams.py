@@ -1,0 +1,54 @@
+"""Random streams addressed by position: the n-th draw depends on the seed and on n, not on how many came before it.
+
+A run resumes from two integers, and every worker that knows them draws the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_WORD = (1 << 64) - 1
+
+
+def mix(*words: int) -> int:
+    """Hash integers to a seed in [0, 2^63), by the finaliser of splitmix64 after each word.
+
+    >>> mix(0, 1) != mix(1, 0)
+    True
+    """
+    state = 0
+    for word in words:
+        state = (state + word + 0x9E3779B97F4A7C15) & _WORD
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
+        state ^= state >> 31
+    return state >> 1
+
+
+def fresh_seed(generator: torch.Generator | None) -> int:
+    """Take one seed from `generator` (torch's default one if None), advancing it."""
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=device).item())
+
+
+def generator_at(device: torch.device | str, *words: int) -> torch.Generator:
+    """A generator on `device` whose numbers depend on `words` alone."""
+    return torch.Generator(device=device).manual_seed(mix(*words))
+
+
+class Stream:
+    """A seed and a position; each `next` gives a generator for one draw and moves on by one."""
+
+    def __init__(self, seed: int, position: int = 0):
+        self.seed = seed
+        self.position = position
+
+    def next(self, device: torch.device | str = "cpu") -> torch.Generator:
+        self.position += 1
+        return generator_at(device, self.seed, self.position)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seed, self.position = state["seed"], state["position"]

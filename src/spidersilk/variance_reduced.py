@@ -1,0 +1,419 @@
+"""VarianceReduced: one mechanism made of three independent choices (reference, scaling, move), over any base."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from spidersilk import estimators, memory
+from spidersilk.checks import resolve_counts
+from spidersilk.choices import check_base, check_choices, moves_by_gradient_alone
+from spidersilk.compact import CompactBase
+from spidersilk.diagnostics import QueryCounter
+from spidersilk.divergence import Guard
+from spidersilk.errors import DivergenceError
+from spidersilk.flat import Slab, make_slabs
+from spidersilk.kernels import dispatch
+from spidersilk.planner import theorem_1_step
+from spidersilk.schedule import Anchor, InnerLength, as_inner_length
+from spidersilk.selection import RTop, Selection, draw_over
+from spidersilk.streams import Stream, fresh_seed
+from spidersilk.two_point import Closure, TwoPoint
+from spidersilk.vectors import Vectors
+
+
+class VarianceReduced(Optimizer):
+    """Gives any `torch.optim` optimizer a variance-reduced, optionally sparse, gradient estimate to step with.
+
+    base: the optimizer that moves the parameters (SGD for the paper's algorithms, momentum, AdamW, a fused one).
+    reference: what a small step's gradient is compared with: the "previous" iterate, the "anchor" point, or None (no
+        difference: one evaluation instead of two).
+    sparsity: `RTop(k1, k2, ...)`, or None for the dense method.
+    move: "all" coordinates of v move x, or only the "selected" ones, which are fresh and never rescaled.
+    choose: draw the selection at every "step" or once per "anchor".
+    anchor_move: with move="selected", whether an anchor moves "all" coordinates (the base has one full-size state) or
+        only the newly "selected" ones (the base's state has size k).
+    inner_steps: lets `step(closure)` count by itself which step is an anchor; an int or `Geometric(mean)`.
+    max_norm: clips the v that moves x to this norm; the running estimate stays as it is. Do not clip inside the
+        closure: it would spoil the differences.
+    generator: seeds the selections, once; torch's default one if None.
+
+    After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None: nothing of
+    size d is kept. `state[p]` holds views of the flat vectors, by name: "estimate", "memory", "reference" ...
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        reference: str | None = "anchor",
+        *,
+        move: str = "all",
+        choose: str = "step",
+        anchor_move: str = "all",
+        sparsity: RTop | None = None,
+        inner_steps: int | InnerLength | None = None,
+        max_norm: float | None = None,
+        backend: str = "auto",
+        generator: torch.Generator | None = None,
+    ):
+        check_base(base)
+        self.scaling = check_choices(reference, move, choose, anchor_move, sparsity)
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(f"max_norm = {max_norm} must be positive: None turns clipping off")
+        super().__init__(base.param_groups, {})
+        self.base = base
+        self.param_groups, self.defaults = base.param_groups, base.defaults
+        self.reference, self.move, self.choose, self.anchor_move = reference, move, choose, anchor_move
+        self.sparsity, self.max_norm = sparsity, max_norm
+        self.inner_length = None if inner_steps is None else as_inner_length(inner_steps)
+        self.steps = 0  # updates done
+        self.anchors = 0  # anchors done
+        self.inner_step = -1  # the last update's place in its loop, 0 for the anchor's; -1 if an anchor must come
+        self.loop_length = 0  # of the loop under way, where the optimizer counts by itself
+        self.anchor_share = 0.0  # how much of an anchor in pieces has come, 0 outside of one
+        self._queries = QueryCounter()
+        self._ops = dispatch.find(backend)
+        self._stream = Stream(fresh_seed(generator))
+        self._selections: list[Selection] | None = None
+        self._slabs: list[Slab] = []
+        self._smoothness: Tensor | None = None
+        d = self.d
+        if sparsity is not None and not sparsity.per_tensor:
+            resolve_counts(sparsity.k1, sparsity.k2, d)
+
+    # What a user asks.
+
+    @property
+    def d(self) -> int:
+        """The number of coordinates: the entries of all parameters that require a gradient."""
+        return sum(slab.d for slab in self._slabs or make_slabs(self.param_groups))
+
+    @property
+    def evaluating(self) -> str | None:
+        """Which point the closure is being evaluated at: "current" or "reference"; None outside of it."""
+        return self._points.evaluating if self._slabs else None
+
+    @property
+    def gradient_queries(self) -> float:
+        """Queries so far in the paper's accounting; nan if a step did not say its number of samples."""
+        return self._queries.total
+
+    @property
+    def selection(self) -> Selection | list[Selection] | None:
+        """The selection in use: one, or a list where the parameters are of several devices or dtypes."""
+        if self._selections is None or len(self._selections) > 1:
+            return self._selections
+        return self._selections[0]
+
+    def next_is_anchor(self, anchor: bool | Anchor | None = None) -> bool:
+        """Whether the next step is an anchor, given what will be passed to it as `anchor`."""
+        if anchor is not None:
+            return bool(anchor)
+        if self.inner_length is None:
+            raise ValueError(
+                "anchor = None needs inner_steps: pass anchor=True or False, or construct with inner_steps"
+            )
+        return self.inner_step < 0 or self.inner_step + 1 >= self.loop_length
+
+    def check(self) -> None:
+        """Wait for the device and raise DivergenceError if v was not finite at any step so far."""
+        if self._slabs:
+            self._guard.wait()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if not hasattr(self, "base"):  # torch's constructor registers the base's own groups through this method
+            super().add_param_group(param_group)
+        elif self._slabs:
+            raise RuntimeError(_CHANGED)
+        else:
+            self.base.add_param_group(param_group)
+
+    # A step.
+
+    @torch.no_grad()
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, closure: Closure, anchor: bool | Anchor | None = None, samples: int | None = None
+    ) -> Any:
+        """One update; returns the closure's loss at the current point.
+
+        anchor: True for a large batch, False for a small one; an `AnchorLoader` gives it. None counts by `inner_steps`.
+        samples: how many samples the closure's batch has, for `gradient_queries`.
+        """
+        if not callable(closure):
+            raise ValueError(f"closure = {closure!r} must be a function that computes the loss and calls backward()")
+        if samples is not None and samples < 0:
+            raise ValueError(f"samples = {samples} must be at least 0: it is the number of samples of the batch")
+        marker = self._marker(anchor)
+        self._prepare()
+        self._guard.poll()
+        if marker is not None:
+            return self._anchor_step(closure, marker, samples)
+        if self.anchor_share:
+            raise RuntimeError(f"a small step after {self.anchor_share:.0%} of an anchor: give its other pieces first")
+        if self.inner_step < 0:
+            raise RuntimeError("a small step before any anchor: v is not set, so give an anchor first (anchor=True)")
+        return self._small_step(closure, samples)
+
+    def _marker(self, anchor: bool | Anchor | None) -> Anchor | None:
+        if isinstance(anchor, Anchor):
+            return anchor
+        if anchor is not None and not isinstance(anchor, bool):
+            raise ValueError(f"anchor = {anchor!r} must be True, False, None, or what an AnchorLoader yields")
+        if not self.next_is_anchor(anchor):
+            return None
+        if anchor is None and self.inner_length is not None:
+            self.loop_length = self.inner_length.length(self._stream.seed, self.anchors)
+            return Anchor(idle=self.loop_length == 0)
+        return Anchor()
+
+    def _anchor_step(self, closure: Closure, marker: Anchor, samples: int | None) -> Any:
+        """v := gradient of a large batch, or of the pieces that make it up (lines 5-6); the first move (line 9)."""
+        share = self.anchor_share + marker.weight
+        if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
+            raise RuntimeError(f"the pieces of an anchor make up {share:.0%} of it: give each once, in order")
+        if self._compact is not None:
+            self._compact.flush()
+        loss = self._points.at_current(closure)
+        self._vectors.accumulate(marker.weight, first=self.anchor_share == 0)
+        self._queries.add(samples, 1, 1.0)
+        self.anchor_share = share
+        if not marker.last:
+            return loss
+        self.anchor_share = 0.0
+        self.anchors += 1
+        self.inner_step = -1
+        if marker.idle:
+            return loss
+        vectors = self._vectors
+        frozen = self._guard.watch(vectors.v, self.steps, 0)
+        vectors.mark_point()
+        vectors.mark_anchor()
+        self._selections = None
+        if self.sparsity is not None:
+            if not vectors.has_memory or self.sparsity.memory_reset or self.move == "selected":
+                vectors.start_memory()
+            if self.anchor_move == "selected":
+                selections = self._draw(self.sparsity)
+                self._move_selected([s.gather(v) for s, v in zip(selections, vectors.v, strict=True)], frozen)
+        if self.anchor_move == "all":
+            self._move_all(frozen)
+        if self._compact is not None and self.reference is None:
+            vectors.v = []  # every small step brings a fresh gradient
+        self._done(0)
+        return loss
+
+    def _small_step(self, closure: Closure, samples: int | None) -> Any:
+        """v from a small batch at two points (lines 10-11), M (line 12), and a move (line 9)."""
+        inner_step = self.inner_step + 1
+        selections = self._select()  # M alone decides it, so it is drawn before any gradient is known
+        loss = self._points.at_current(closure)
+        values = self._vectors.read(selections)
+        if self.reference is not None:
+            self._points.at_reference(closure, self._vectors.points)
+            for at_current, at_point in zip(values, self._vectors.read(selections), strict=True):
+                at_current.sub_(at_point)
+            if inner_step == 1:
+                self._observe_secant(values)
+        selected = sum(slab.d if s is None else s.k for slab, s in zip(self._slabs, selections, strict=True))
+        self._queries.add(samples, 1 if self.reference is None else 2, selected / self.d)
+        if self._compact is None:
+            self._advance_all(values, selections, inner_step)
+        else:
+            self._advance_selected(values, inner_step)
+        self._done(inner_step)
+        return loss
+
+    def _advance_all(self, values: list[Tensor], selections: list[Selection | None], inner_step: int) -> None:
+        """Update every coordinate of v and M, then move x by v."""
+        vectors, scaling, ops = self._vectors, self.scaling, self._ops
+        for number, (v, value, selection) in enumerate(zip(vectors.v, values, selections, strict=True)):
+            if self.reference == "previous":
+                estimators.recursive(v, value, selection, scaling, ops)
+            elif self.reference == "anchor":
+                estimators.anchored(v, vectors.v_anchor[number], value, selection, scaling, ops)
+            else:
+                estimators.fresh(v, value, selection, scaling, ops)
+        frozen = self._guard.watch(vectors.v, self.steps, inner_step)
+        if self.sparsity is not None:
+            for m, v in zip(vectors.memory, vectors.v, strict=True):
+                memory.update(m, v, self.sparsity.memory_decay, ops)
+        if self.reference == "previous":
+            vectors.mark_point()
+        self._move_all(frozen)
+
+    def _advance_selected(self, values: list[Tensor], inner_step: int) -> None:
+        """Make v and M new on the selection, then move x there."""
+        assert self.sparsity is not None
+        assert self._selections is not None
+        v_anchors = self._vectors.v or [None] * len(values)
+        moved = [estimators.selected(v, x, s) for v, x, s in zip(v_anchors, values, self._selections, strict=True)]
+        frozen = self._guard.watch(moved, self.steps, inner_step)
+        for m, x, selection in zip(self._vectors.memory, moved, self._selections, strict=True):
+            memory.update_selected(m, selection, x, self.sparsity.memory_decay, self._ops)
+        self._move_selected(moved, frozen)
+        for p in self._vectors.params:
+            p.grad = None
+
+    def _move_all(self, frozen: Tensor | None) -> None:
+        """Let the base step with v as gradient. Where `frozen` (on the device) is true, x stays."""
+        params = self._vectors.params
+        for slab, v in zip(self._slabs, self._vectors.v, strict=True):
+            slab.write_gradients(v)
+        if self.max_norm is not None:
+            clip_grad_norm_(params, self.max_norm)
+        if frozen is None:
+            self.base.step()
+            return
+        for p in params:
+            assert p.grad is not None
+            p.grad.copy_(torch.where(frozen.to(p.device), 0, p.grad))
+        before = None if moves_by_gradient_alone(self.base) else [p.clone() for p in params]
+        self.base.step()
+        for p, old in zip(params, before or [], strict=False):
+            p.copy_(torch.where(frozen.to(p.device), old, p))
+
+    def _move_selected(self, values: list[Tensor], frozen: Tensor | None) -> None:
+        """Let the base step the selected coordinates with `values` as gradient."""
+        assert self._compact is not None
+        assert self._selections is not None
+        if not self._compact.entered:
+            self._compact.enter(self._selections, self._vectors.memory)
+        if self.max_norm is not None:
+            share = (self.max_norm / (get_total_norm(values) + 1e-6)).clamp(max=1.0)
+            values = [x * share.to(x.device, x.dtype) for x in values]
+        self._compact.step(values, frozen)
+
+    # Parts of a step.
+
+    def _prepare(self) -> None:
+        """Lay out the flat vectors at the first step; later, see that the parameters are still the same."""
+        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        if not self._slabs:
+            self._build()
+            self._trained = trained
+        elif len(trained) != len(self._trained) or any(p is not q for p, q in zip(trained, self._trained, strict=True)):
+            raise RuntimeError(_CHANGED)
+
+    def _build(self) -> None:
+        slabs = make_slabs(self.param_groups)
+        selected = self.move == "selected"
+        self._vectors = Vectors(
+            slabs,
+            self.state,
+            estimate=not (selected and self.reference is None),
+            anchor_estimate=self.reference == "anchor" and not selected,  # selected: v is v_anchor, never updated
+            memory=self.sparsity is not None,
+            reference=self.reference is not None,
+        )
+        self._points = TwoPoint(self._vectors.params)
+        self._guard = Guard([slab.device for slab in slabs], self._divergence)
+        self._compact = CompactBase(self.base, slabs, self.anchor_move == "all") if selected else None
+        self._slabs = slabs
+
+    def _select(self) -> list[Selection | None]:
+        """The selections of this step, one for each slab; None where the method is dense."""
+        if self.sparsity is None:
+            return [None] * len(self._slabs)
+        if self._selections is None or self.choose == "step":
+            self._draw(self.sparsity)
+        return list(self._selections or [])
+
+    def _draw(self, sparsity: RTop) -> list[Selection]:
+        self._selections = draw_over(self._slabs, self._vectors.memory, sparsity, self._stream, self._ops)
+        if self._compact is not None:
+            self._compact.enter(self._selections, self._vectors.memory)
+        return self._selections
+
+    def _done(self, inner_step: int) -> None:
+        self.inner_step = inner_step
+        self.steps += 1
+
+    def _observe_secant(self, differences: list[Tensor]) -> None:
+        """Keep the largest |g(x) - g(y)| / |x - y| seen, a lower bound of L: what a DivergenceError reports."""
+        device = self._slabs[0].device
+        size = torch.stack([x.double().norm().to(device) for x in differences]).norm()
+        secant = size / self._vectors.distance().clamp(min=torch.finfo(torch.float64).tiny)
+        self._smoothness = secant if self._smoothness is None else torch.fmax(self._smoothness, secant)
+
+    def _divergence(self, step: int, inner_step: int) -> DivergenceError:
+        """Describe what happened, and let the next step be an anchor that starts v and M anew."""
+        norms = self._vectors.norms()
+        self.inner_step, self._vectors.has_memory = -1, False
+        k2 = self.d
+        if self.sparsity is not None and not self.sparsity.per_tensor:
+            k2 = resolve_counts(self.sparsity.k1, self.sparsity.k2, self.d)[1]
+        length = self.inner_length.mean if self.inner_length else max(inner_step + 1, self.loop_length)
+        smoothness = None if self._smoothness is None else float(self._smoothness)
+        lr = [float(group["lr"]) for group in self.param_groups if "lr" in group]
+        return DivergenceError(step, inner_step, norms, lr, theorem_1_step(max(k2, 1), self.d, length), smoothness)
+
+    # Saving and loading.
+
+    def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """All that the next step needs; tensors are the optimizer's own, as with torch's optimizers."""
+        state: dict[str, Any] = {
+            "settings": self._settings(),
+            "stream": self._stream.state_dict(),
+            "counters": {name: getattr(self, name) for name in _COUNTERS} | {"queries": self._queries.total},
+        }
+        if self._slabs:
+            self.check()
+            if self._compact is not None:
+                self._compact.flush()
+                state["compact"] = self._compact.state_dict()
+            state["vectors"] = self._vectors.state_dict()
+            state["selections"] = None if self._selections is None else [s.state_dict() for s in self._selections]
+        return state | {"base": self.base.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the `state_dict` of an optimizer with the same settings, over parameters of the same sizes."""
+        here = self._settings()
+        there = state_dict["settings"]
+        wrong = [
+            f"{name}: {there.get(name)!r} there, {here[name]!r} here" for name in here if there.get(name) != here[name]
+        ]
+        if wrong:
+            raise ValueError(f"the state was saved with other settings ({'; '.join(wrong)}): construct the same one")
+        self.base.load_state_dict(state_dict["base"])
+        self.param_groups = self.base.param_groups
+        self._stream.load_state_dict(state_dict["stream"])
+        self._queries.total = state_dict["counters"]["queries"]
+        for name in _COUNTERS:
+            setattr(self, name, state_dict["counters"][name])
+        self._selections = None
+        if "vectors" not in state_dict:
+            self._slabs = []  # saved before the first step
+            return
+        self._prepare()
+        self._vectors.load_state_dict(state_dict["vectors"])
+        if state_dict["selections"] is not None:
+            pairs = zip(state_dict["selections"], self._slabs, strict=True)
+            self._selections = [Selection.from_state_dict(saved, slab.device) for saved, slab in pairs]
+        if self._compact is not None:
+            self._compact.load_state_dict(state_dict["compact"], self._selections or [])
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a VarianceReduced optimizer holds views of its parameters: save its state_dict() instead")
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be equal for a saved state to fit."""
+        names = ("reference", "scaling", "move", "choose", "anchor_move")
+        sparsity = None if self.sparsity is None else asdict(self.sparsity)
+        sizes = [slab.sizes for slab in self._slabs or make_slabs(self.param_groups)]
+        return {name: getattr(self, name) for name in names} | {
+            "sparsity": sparsity,
+            "base": type(self.base).__name__,
+            "sizes": sizes,
+        }
+
+
+_COUNTERS = ("steps", "anchors", "inner_step", "loop_length", "anchor_share")
+_CHANGED = (
+    "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "
+    "that, so make a new optimizer"
+)
