@@ -145,9 +145,7 @@ METHODS = {
     "sparse-svrg, refresh": _sparse(silk.SparseSVRG, "anchor", scaling="refresh"),
     "sparse-svrg, selected": _sparse(silk.SparseSVRG, "anchor", move="selected"),
     "sparse-svrg, selected, once per anchor": _sparse(silk.SparseSVRG, "anchor", move="selected", choose="anchor"),
-    "sparse-svrg, selected at anchors too": _sparse(
-        silk.SparseSVRG, "anchor", move="selected", anchor_move="selected"
-    ),
+    "sparse-svrg, selected at anchors too": _sparse(silk.SparseSVRG, "anchor", move="selected", anchor_move="selected"),
     "sparse-sgd": _sparse(silk.SparseSGD, None),
     "sparse-sgd, each step": _sparse(silk.SparseSGD, None, choose="step"),
     "sparse-sgd, selected at anchors too": _sparse(silk.SparseSGD, None, anchor_move="selected"),

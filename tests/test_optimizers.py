@@ -62,5 +62,227 @@ def test_trajectory_equals_the_reference(name: str, problem_name: str) -> None:
     assert trace.selections == selections  # all replayed, none left over
     for got, want in zip(iterates, trace.iterates, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    for selection, memory in zip(trace.selections, trace.selected_from, strict=True):  # and replayed what M says
+        others = memory.index_fill(0, selection.top, 0.0)
+        assert float(memory[selection.top].min()) >= float(others.max()) - 1e-10
     assert optimizer.gradient_queries == pytest.approx(trace.queries, rel=1e-12)
     assert float(iterates[-1].sub(x0).norm()) > 0.01  # it went somewhere
+
+
+@pytest.mark.parametrize(
+    ("sparse", "dense"),
+    [("sparse-spiderboost", "spiderboost"), ("sparse-svrg", "svrg"), ("sparse-svrg, refresh", "svrg")],
+)
+@pytest.mark.parametrize("k1", [0, 30, 66])
+def test_all_coordinates_selected_is_the_dense_method_bit_for_bit(sparse: str, dense: str, k1: int) -> None:
+    ours, theirs = mlp(), mlp()
+    d = len(ours.flat_x())
+    got, _ = run(ours, METHODS[sparse].make(ours.model.parameters(), 0.1, k1=k1, k2=d - k1))
+    want, _ = run(theirs, METHODS[dense].make(theirs.model.parameters(), 0.1))
+    assert all(map(torch.equal, got, want))
+
+
+def sgd_run(problem: Problem, base: torch.optim.Optimizer, draw: list[Tensor]) -> list[Tensor]:
+    iterates = []
+    for batch in draw:
+        problem.closure(base, batch)()
+        base.step()
+        iterates.append(problem.flat_x())
+    return iterates
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if METHODS[n].options.get("anchor_move") != "selected"])
+def test_anchors_alone_are_plain_sgd(name: str) -> None:
+    """m = 1: every step is an anchor."""
+    ours, theirs = mlp(), mlp()
+    optimizer = METHODS[name].make(ours.model.parameters(), 0.1, inner_steps=1)
+    draw = batches(ours)[1]
+    want = sgd_run(theirs, torch.optim.SGD(theirs.model.parameters(), 0.1), draw)
+    for batch, x in zip(draw, want, strict=True):
+        optimizer.step(ours.closure(optimizer, batch))
+        torch.testing.assert_close(ours.flat_x(), x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("choose", ["anchor", "step"])
+@pytest.mark.parametrize("anchor_move", ["all", "selected"])
+@pytest.mark.parametrize("base", ["sgd", "momentum", "nesterov", "adamw", "adam-amsgrad", "rmsprop", "adagrad"])
+def test_sparse_sgd_on_all_coordinates_is_the_base_itself(base: str, anchor_move: str, choose: str) -> None:
+    """k = d: the compact vector is a permutation of x, so every base must take the very steps it takes alone."""
+    ours, theirs = mlp(), mlp()
+    d = len(ours.flat_x())
+    optimizer = silk.VarianceReduced(
+        BASES[base](ours.model.parameters()),
+        None,
+        move="selected",
+        choose=choose,
+        anchor_move=anchor_move,
+        sparsity=silk.RTop(d - 7, 7),
+        inner_steps=INNER,
+    )
+    draw = batches(ours)[1]
+    want = sgd_run(theirs, BASES[base](theirs.model.parameters()), draw)
+    for batch, x in zip(draw, want, strict=True):
+        optimizer.step(ours.closure(optimizer, batch))
+        torch.testing.assert_close(ours.flat_x(), x, rtol=0, atol=1e-12)
+
+
+BASES = {
+    "sgd": lambda params: torch.optim.SGD(params, 0.1),
+    "momentum": lambda params: torch.optim.SGD(params, 0.05, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda params: torch.optim.SGD(params, 0.05, momentum=0.9, nesterov=True),
+    "adamw": lambda params: torch.optim.AdamW(params, 0.01),
+    "adam-amsgrad": lambda params: torch.optim.Adam(params, 0.01, amsgrad=True, foreach=False),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, 0.01, momentum=0.5, centered=True),
+    "adagrad": lambda params: torch.optim.Adagrad(params, 0.05),
+}
+
+
+def test_no_top_is_random_coordinates() -> None:
+    """k1 = 0: the memory has no say, so another decay draws the same coordinates and takes the same steps."""
+    runs = []
+    for decay in (0.1, 0.9):
+        problem = mlp()
+        generator = torch.Generator().manual_seed(5)
+        optimizer = silk.SparseSVRG(
+            problem.model.parameters(), 0.1, k1=0, k2=6, memory_decay=decay, generator=generator
+        )
+        iterates, selections = run(problem, optimizer)
+        assert all(s.k1 == 0 and s.k2 == 6 and s.scale == len(iterates[0]) / 6 for s in selections)
+        runs.append((iterates, [s.random.tolist() for s in selections]))
+    assert runs[0][1] == runs[1][1]
+    assert len(set(map(tuple, runs[0][1]))) > 100
+    assert all(map(torch.equal, runs[0][0], runs[1][0]))
+
+
+@pytest.mark.parametrize("base", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("reference_point", [None, "anchor"])
+@pytest.mark.parametrize("anchor_move", ["all", "selected"])
+def test_unselected_coordinates_stay_bit_for_bit(base: str, reference_point: str | None, anchor_move: str) -> None:
+    problem = mlp()
+    optimizer = silk.VarianceReduced(
+        BASES[base](problem.model.parameters()),
+        reference_point,
+        move="selected",
+        anchor_move=anchor_move,
+        sparsity=silk.RTop(5, 3),
+    )
+    large, small = map(iter, batches(problem))
+    for t in range(40):
+        before = problem.flat_x()
+        is_anchor = t % INNER == 0
+        optimizer.step(problem.closure(optimizer, next(large if is_anchor else small)), anchor=is_anchor)
+        if is_anchor and anchor_move == "all":
+            continue
+        selection = optimizer.selection
+        assert isinstance(selection, silk.Selection)
+        changed = (problem.flat_x() != before).nonzero().squeeze(1)
+        assert set(changed.tolist()) == set(selection.indices.tolist())
+
+
+def test_base_state_has_k_entries_when_anchors_move_the_selected() -> None:
+    problem = mlp()
+    base = torch.optim.AdamW(problem.model.parameters(), 0.01)
+    optimizer = silk.VarianceReduced(
+        base, None, move="selected", anchor_move="selected", sparsity=silk.RTop(5, 3), inner_steps=4
+    )
+    draw = batches(problem)[1]
+    for batch in draw[:30]:
+        optimizer.step(problem.closure(optimizer, batch))
+    assert not base.state  # nothing of size d
+    twin = optimizer._compact.twin  # type: ignore[union-attr]
+    (state,) = twin.state.values()
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "step": (), "exp_avg": (8,), "exp_avg_sq": (8,)
+    }  # fmt: skip
+    assert float(state["step"]) == 30
+
+
+@pytest.mark.parametrize("anchor_move", ["all", "selected"])
+def test_compact_state_follows_its_coordinates(anchor_move: str) -> None:
+    """AdamW on the compact vector against AdamW written out on all of x, moving by a mask."""
+    problem, other = mlp(), mlp()
+    lr, b1, b2, eps = 0.01, 0.9, 0.999, 1e-8
+    base = torch.optim.AdamW(problem.model.parameters(), lr, weight_decay=0.1)
+    optimizer = silk.VarianceReduced(
+        base, None, move="selected", choose="step", anchor_move=anchor_move, sparsity=silk.RTop(6, 4)
+    )
+    x = other.flat_x()
+    mean, square, inside = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x).bool()
+    large, small = map(iter, batches(problem))
+    memory = torch.zeros_like(x)
+    for t in range(60):
+        is_anchor = t % INNER == 0
+        batch = next(large if is_anchor else small)
+        optimizer.step(problem.closure(optimizer, batch), anchor=is_anchor)
+        gradient = other.flat_gradient(x, batch)
+        if is_anchor:
+            memory = gradient.abs()
+        chosen = torch.ones_like(inside)
+        if not is_anchor or anchor_move == "selected":
+            assert isinstance(optimizer.selection, silk.Selection)
+            chosen = reference.mask(optimizer.selection)
+        if anchor_move == "selected":
+            entering = chosen & ~inside
+            mean[entering] = 0.0
+            square[entering] = memory[entering] ** 2 * (1 - b2**t)
+            inside = chosen
+        count = t + 1
+        mean = torch.where(chosen, b1 * mean + (1 - b1) * gradient, mean)
+        square = torch.where(chosen, b2 * square + (1 - b2) * gradient**2, square)
+        moved = mean / (1 - b1**count) / ((square / (1 - b2**count)).sqrt() + eps)
+        x = torch.where(chosen, x * (1 - lr * 0.1) - lr * moved, x)
+        if not is_anchor:
+            memory = torch.where(chosen, 0.5 * gradient.abs() + 0.5 * memory, memory)
+        torch.testing.assert_close(problem.flat_x(), x, rtol=0, atol=1e-12)
+
+
+def test_every_sparse_method_trains_per_tensor() -> None:
+    for name in SPARSE:
+        problem = mlp()
+        optimizer = METHODS[name].make(
+            problem.model.parameters(),
+            0.05,
+            k1=0.2,
+            k2=0.2,
+            per_tensor=True,
+            generator=torch.Generator().manual_seed(1),
+        )
+        _, selections = run(problem, optimizer)
+        sizes = [p.numel() for p in problem.model.parameters()]
+        for selection in selections:
+            counts = torch.bincount(
+                torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))[selection.indices], minlength=4
+            )
+            assert counts.tolist() == [2 * -(-size // 5) for size in sizes]
+        everything = torch.arange(problem.samples)
+        assert problem.loss(problem.model, everything) < mlp().loss(mlp().model, everything), name
+
+
+def test_coordinates_are_chosen_over_all_dtypes_together() -> None:
+    torch.manual_seed(0)
+    a = torch.nn.Parameter(torch.randn(30, dtype=torch.float64))
+    b = torch.nn.Parameter(torch.randn(20, dtype=torch.float32))
+    one = torch.nn.Parameter(torch.cat([a.detach(), b.detach().double()]))
+    weights = torch.cat([torch.rand(30) * 0.1, 1 + torch.rand(20)]).double()
+
+    def runner(optimizer: silk.VarianceReduced, x: list[torch.nn.Parameter]):
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = (weights * torch.cat([p.double() for p in x]) ** 2).sum()
+            loss.backward()
+            return loss
+
+        for t in range(30):
+            optimizer.step(closure, anchor=t % 10 == 0, samples=1)
+        return torch.cat([p.detach().double() for p in x])
+
+    for make in (silk.SparseSVRG, silk.SparseSGD):
+        pair = [torch.nn.Parameter(p.detach().clone()) for p in (a, b)]
+        single = torch.nn.Parameter(one.detach().clone())
+        generators = [torch.Generator().manual_seed(7) for _ in range(2)]
+        split = make(pair, 0.05, k1=4, k2=3, generator=generators[0])
+        joined = make([single], 0.05, k1=4, k2=3, generator=generators[1])
+        torch.testing.assert_close(runner(split, pair), runner(joined, [single]), rtol=1e-5, atol=1e-6)
+        assert isinstance(split.selection, list)
+        assert sum(s.k for s in split.selection) == 7
+        assert split.gradient_queries == pytest.approx(joined.gradient_queries)

@@ -29,7 +29,7 @@ def entropy(memory: Tensor) -> float:
         weighted += float(torch.special.xlogy(m, m).sum()) / math.log(2)
     if not math.isfinite(total):
         raise ValueError("memory has entries that are not finite: its entropy is not defined")
-    return math.log2(total) - weighted / total if total > 0 else math.nan
+    return max(math.log2(total) - weighted / total, 0.0) if total > 0 else math.nan
 
 
 class QueryCounter:

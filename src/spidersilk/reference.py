@@ -24,13 +24,15 @@ StatefulGradient = Callable[[Tensor, Any, Any], tuple[Tensor, Any]]
 
 @dataclass
 class Trace:
-    """What a run did: x after each update, v and M as each update found them, the selections, and the queries."""
+    """What a run did: x after each update, v and M as each update found them, each selection with the M it was made
+    from, and the queries."""
 
     output: Tensor
     iterates: list[Tensor] = field(default_factory=list)
     estimates: list[Tensor] = field(default_factory=list)
     memories: list[Tensor] = field(default_factory=list)
     selections: list[Selection] = field(default_factory=list)
+    selected_from: list[Tensor] = field(default_factory=list)
     queries: float = 0.0
 
 
@@ -118,6 +120,7 @@ def algorithm_1(
     def select(memory: Tensor) -> Selection:
         selection = draw_selection(memory, k1, k2 or 0, generator) if replay is None else next(replay)
         trace.selections.append(selection)
+        trace.selected_from.append(memory)
         return selection
 
     def update_memory(memory: Tensor, v: Tensor, selection: Selection) -> Tensor:
@@ -248,6 +251,7 @@ def algorithm_2(
                 assert memory is not None
                 selection = draw_selection(memory, k1, k2, generator) if replay is None else next(replay)
                 trace.selections.append(selection)
+                trace.selected_from.append(memory)
                 y = rtop(selection, y)
             v = (v if reference == "previous" else v_anchor) + y  # 14
             if k2 is not None and memory is not None:

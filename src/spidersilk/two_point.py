@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 Closure = Callable[[], Any]
 
@@ -94,25 +93,30 @@ def swapped(params: Sequence[Tensor], points: Sequence[Tensor]) -> Iterator[None
 
 @contextmanager
 def guarded_buffers() -> Iterator[None]:
-    """Undo every change to a buffer (BatchNorm's running statistics, say) of any module called inside."""
+    """Undo every change to a buffer (BatchNorm's running statistics, say) of any module called inside.
+
+    It wraps `nn.Module.__call__` rather than register a global hook: hooks do not run outside of a graph for a module
+    compiled in place, and torch.compile warns of them.
+    """
     seen: set[int] = set()
     saved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+    original = nn.Module.__call__
 
-    def remember(module: nn.Module, _args: Any) -> None:
-        if id(module) in seen or torch.compiler.is_compiling():
-            return
-        for part in module.modules():
-            if id(part) not in seen:
-                seen.add(id(part))
-                for name, buffer in part._buffers.items():
-                    if buffer is not None and 0 not in buffer.stride():  # an expanded one cannot be written to
-                        saved.append((part, name, buffer, buffer.detach().clone()))
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in seen and not torch.compiler.is_compiling():
+            for module in self.modules():
+                if id(module) not in seen:
+                    seen.add(id(module))
+                    for name, buffer in module._buffers.items():
+                        if buffer is not None and 0 not in buffer.stride():  # an expanded one cannot be written to
+                            saved.append((module, name, buffer, buffer.detach().clone()))
+        return original(self, *args, **kwargs)
 
-    handle = register_module_forward_pre_hook(remember)
+    nn.Module.__call__ = call
     try:
         yield
     finally:
-        handle.remove()
+        nn.Module.__call__ = original
         with torch.no_grad():
             for module, name, buffer, value in saved:
                 buffer.copy_(value)

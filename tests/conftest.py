@@ -1,0 +1,25 @@
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)  # the tensors are small, and the tests run side by side
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def data_dir() -> str:
+    folder = os.environ.get("SPIDERSILK_DATA")
+    if not folder:
+        pytest.skip("needs the data sets: set SPIDERSILK_DATA to their folder")
+    return folder

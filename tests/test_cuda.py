@@ -1,0 +1,261 @@
+"""The same promises on a CUDA device, and those that only such a device has: no waiting, and a flag for divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from cases import METHODS, mlp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import spidersilk as silk
+from spidersilk import reference
+
+pytestmark = pytest.mark.gpu
+
+G = torch.Generator().manual_seed(0)
+X, Y = torch.randn(64, 6, generator=G), torch.randint(3, (64,), generator=G)
+
+
+def net(*layers: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), *layers, nn.ReLU(), nn.Linear(8, 3)).to("cuda", dtype)
+
+
+def closures(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[int], Callable[[], Tensor]]:
+    p = next(model.parameters())
+    x, y = X.to(p.device, p.dtype), Y.to(p.device)
+
+    def closure_for(size: int) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x[:size]), y[:size])
+            loss.backward()
+            return loss.detach()
+
+        return closure
+
+    return closure_for
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("values", ["random", "tied", "zero"])
+def test_selection(dtype: torch.dtype, values: str) -> None:
+    g = torch.Generator().manual_seed(3)
+    memory = {
+        "random": torch.randn(5000, generator=g),
+        "tied": torch.randint(0, 3, (5000,), generator=g).float(),
+        "zero": torch.zeros(5000),
+    }[values].to(dtype)
+    draws = [silk.select(memory.cuda(), 300, 200, generator=torch.Generator("cuda").manual_seed(s)) for s in (1, 1, 2)]
+    assert draws[0].top.tolist() == reference.top(memory.float(), 300)
+    assert torch.equal(draws[0].indices, draws[1].indices)
+    assert not torch.equal(draws[0].random, draws[2].random)
+    random = draws[0].random.tolist()
+    assert len(set(random)) == 200
+    assert not set(random) & set(draws[0].top.tolist())
+    assert random == sorted(random)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_trajectory_is_that_of_the_reference(name: str) -> None:
+    problem = mlp()
+    x0, lr, method = problem.flat_x(), 0.05, METHODS[name]
+    model = mlp().model.cuda()
+    optimizer = method.make(model.parameters(), lr, generator=torch.Generator().manual_seed(4))
+    g = torch.Generator().manual_seed(5)
+    batches = [torch.randperm(60, generator=g)[: 20 if t % 8 == 0 else 5] for t in range(80)]
+    iterates, selections = [], []
+    for t, batch in enumerate(batches):
+        # The problem's data lie on the CPU: the gradient comes from there, the step is done on the device.
+        def on_device() -> Tensor:
+            x = flat(model)
+            gradient = problem.flat_gradient(x.double(), batch).cuda()
+            for p, piece in zip(
+                model.parameters(), gradient.split([q.numel() for q in model.parameters()]), strict=True
+            ):
+                p.grad = piece.view(p.shape).clone()
+            return torch.zeros(())
+
+        optimizer.step(on_device, anchor=t % 8 == 0, samples=len(batch))
+        iterates.append(flat(model))
+        if optimizer.selection is not None and optimizer.selection is not (selections or [None])[-1]:
+            selections.append(optimizer.selection)
+    replay = [silk.Selection(s.top.cpu(), s.random.cpu(), s.scale, s.d) for s in selections]
+    trace = reference.algorithm_1(
+        problem.flat_gradient,
+        x0,
+        (b for t, b in enumerate(batches) if t % 8 == 0),
+        (b for t, b in enumerate(batches) if t % 8),
+        lr=lr, inner_steps=8, loops=10, k1=3, k2=2 if selections else None, replay=iter(replay), **method.options,
+    )  # fmt: skip
+    for got, want in zip(iterates, trace.iterates, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["spiderboost", "svrg", "sparse-spiderboost", "sparse-svrg", "sparse-svrg, selected"])
+def test_dropout_on_the_device_is_replayed_and_statistics_move_once(name: str) -> None:
+    model = net(nn.BatchNorm1d(8), nn.Dropout(0.5))
+    optimizer = METHODS[name].make(model.parameters(), 0.0)
+    closure_for = closures(model, optimizer)
+    optimizer.step(closure_for(64), anchor=True)
+    anchor = [p.grad.clone() for p in model.parameters()]
+    for _ in range(5):
+        optimizer.step(closure_for(8), anchor=False)
+        assert all(map(torch.equal, [optimizer.state[p]["estimate"] for p in model.parameters()], anchor))
+    assert int(model[1].num_batches_tracked) == 6  # type: ignore[index]
+    torch.manual_seed(1)
+    optimizer.step(closure_for(8), anchor=False)
+    after = torch.cuda.get_rng_state()
+    torch.manual_seed(1)
+    closure_for(8)()
+    assert torch.equal(after, torch.cuda.get_rng_state())
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_trains_in_low_precision(name: str, dtype: torch.dtype) -> None:
+    model = net(dtype=dtype)
+    optimizer = METHODS[name].make(model.parameters(), 0.05, k1=10, k2=5)
+    closure_for = closures(model, optimizer)
+    losses = [
+        float(optimizer.step(closure_for(64 if t % 6 == 0 else 16), anchor=t % 6 == 0, samples=1)) for t in range(61)
+    ]
+    optimizer.check()
+    assert losses[60] < losses[0]
+
+
+def bases(params, which: str) -> torch.optim.Optimizer:
+    return {
+        "sgd": lambda: torch.optim.SGD(params, 0.05),
+        "momentum": lambda: torch.optim.SGD(params, 0.05, momentum=0.9),
+        "adamw": lambda: torch.optim.AdamW(params, 0.01),
+        "adamw fused": lambda: torch.optim.AdamW(params, 0.01, fused=True),
+    }[which]()
+
+
+FORMS = {
+    "dense": {"reference": "anchor"},
+    "previous": {"reference": "previous", "sparsity": silk.RTop(10, 5)},
+    "anchor": {"reference": "anchor", "sparsity": silk.RTop(10, 5)},
+    "selected": {"reference": None, "move": "selected", "choose": "anchor", "sparsity": silk.RTop(10, 5)},
+    "selected, k": {"reference": None, "move": "selected", "anchor_move": "selected", "sparsity": silk.RTop(10, 5)},
+}
+
+
+@pytest.mark.parametrize("which", ["sgd", "momentum", "adamw", "adamw fused"])
+@pytest.mark.parametrize("form", FORMS)
+def test_divergence_keeps_x_and_is_told_later(which: str, form: str) -> None:
+    model = net()
+    optimizer = silk.VarianceReduced(bases(model.parameters(), which), **FORMS[form])
+    closure_for = closures(model, optimizer)
+    for t in range(9):
+        optimizer.step(closure_for(64 if t % 6 == 0 else 16), anchor=t % 6 == 0)
+    optimizer.check()
+    before = flat(model)
+
+    def bad() -> Tensor:
+        loss = closure_for(16)()
+        for p in model.parameters():
+            p.grad.mul_(float("inf"))  # type: ignore[union-attr]
+        return loss
+
+    optimizer.step(bad, anchor=False)  # the host does not know yet
+    assert torch.equal(flat(model), before)
+    with pytest.raises(silk.DivergenceError) as caught:
+        optimizer.check()
+    assert (caught.value.step, caught.value.inner_step) == (9, 3)
+    assert torch.equal(flat(model), before)
+    optimizer.step(closure_for(64), anchor=True)
+    optimizer.step(closure_for(16), anchor=False)
+    optimizer.check()
+    assert not torch.equal(flat(model), before)
+    assert bool(torch.isfinite(flat(model)).all())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_divergence_is_raised_by_a_later_step(form: str) -> None:
+    model = net()
+    optimizer = silk.VarianceReduced(bases(model.parameters(), "adamw"), **FORMS[form])
+    closure_for = closures(model, optimizer)
+    optimizer.step(closure_for(64), anchor=True)
+    before = flat(model)
+
+    def bad() -> Tensor:
+        loss = closure_for(16)()
+        next(model.parameters()).grad.fill_(float("nan"))  # type: ignore[union-attr]
+        return loss
+
+    with pytest.raises(silk.DivergenceError):
+        for _ in range(50):
+            optimizer.step(bad if optimizer.steps == 1 else closure_for(16), anchor=False)
+            torch.cuda.synchronize()
+    assert torch.equal(flat(model), before)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("which", ["sgd", "adamw fused"])
+def test_a_small_step_does_not_wait_for_the_device(form: str, which: str) -> None:
+    model = net(nn.BatchNorm1d(8), nn.Dropout(0.1), dtype=torch.float32)
+    optimizer = silk.VarianceReduced(bases(model.parameters(), which), **FORMS[form])
+    closure_for = closures(model, optimizer)
+    for t in range(8):
+        optimizer.step(closure_for(64 if t % 6 == 0 else 16), anchor=t % 6 == 0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            optimizer.step(closure_for(16), anchor=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_parameters_on_two_devices() -> None:
+    a, b = nn.Parameter(torch.ones(20)), nn.Parameter(torch.full((30,), 2.0, device="cuda"))
+    for make in (silk.SparseSVRG, silk.SparseSGD):
+        optimizer = make([a, b], 0.05, k1=5, k2=5)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = a.square().sum() + b.square().sum().cpu()
+            loss.backward()
+            return loss.detach()
+
+        losses = [float(optimizer.step(closure, anchor=t % 5 == 0, samples=1)) for t in range(20)]
+        optimizer.check()
+        assert losses[-1] < 0.5 * losses[0]
+
+
+def test_state_moves_between_devices() -> None:
+    """Saved on the device, loaded on the CPU and back: the same next steps."""
+    results = []
+    for stay in (True, False):
+        model = net()
+        optimizer = silk.SparseSVRG(model.parameters(), 0.05, k1=10, k2=5, generator=torch.Generator().manual_seed(1))
+        closure_for = closures(model, optimizer)
+        for t in range(4):
+            optimizer.step(closure_for(64 if t % 6 == 0 else 16), anchor=t % 6 == 0)
+        if not stay:
+            state = optimizer.state_dict()
+            optimizer = silk.SparseSVRG(model.parameters(), 0.05, k1=10, k2=5)
+            moved = torch.utils._pytree.tree_map(lambda v: v.cpu() if isinstance(v, Tensor) else v, state)
+            optimizer.load_state_dict(moved)
+            closure_for = closures(model, optimizer)
+        for t in range(4, 12):
+            optimizer.step(closure_for(64 if t % 6 == 0 else 16), anchor=t % 6 == 0)
+        results.append(flat(model))
+    assert torch.equal(*results)
+
+
+def test_loader_indexes_tensors_where_they_lie() -> None:
+    data = torch.arange(1000, device="cuda")
+    on_device = list(silk.AnchorLoader(data, 100, 10, 5, generator=torch.Generator().manual_seed(1)))
+    on_host = list(silk.AnchorLoader(data.cpu(), 100, 10, 5, generator=torch.Generator().manual_seed(1)))
+    for (a, _), (b, _) in zip(on_device, on_host, strict=True):
+        assert a.is_cuda
+        assert torch.equal(a.cpu(), b)

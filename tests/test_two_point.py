@@ -1,0 +1,135 @@
+"""Two evaluations of one closure on equal terms, and nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spidersilk.flat import make_slabs
+from spidersilk.two_point import TwoPoint, guarded_buffers, swapped
+
+
+def test_swap_shows_the_point_and_restores_the_same_storage() -> None:
+    p = nn.Parameter(torch.arange(6.0).view(2, 3))
+    address, point = p.data_ptr(), torch.full((2, 3), 7.0)
+    with swapped([p], [point]):
+        assert torch.equal(p, point)
+        assert p.data_ptr() == point.data_ptr()  # not copied
+        (p**2).sum().backward()
+    assert p.data_ptr() == address
+    assert torch.equal(p, torch.arange(6.0).view(2, 3))
+    assert torch.equal(p.grad, 2 * point)  # type: ignore[arg-type]
+    with pytest.raises(KeyError), swapped([p], [point]):
+        raise KeyError
+    assert p.data_ptr() == address
+
+
+def test_reference_views_keep_channels_last() -> None:
+    conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    (slab,) = make_slabs([{"params": list(conv.parameters())}])
+    flat = slab.zeros()
+    views = slab.twin_views(flat)
+    for p, view in zip(slab.params, views, strict=True):
+        assert view.stride() == p.stride()
+        view.copy_(p.detach())
+    assert torch.equal(torch.sort(flat).values, torch.sort(slab.flatten(slab.params)).values)
+    x = torch.randn(2, 3, 8, 8)
+    with swapped(slab.params, views):
+        assert torch.equal(conv(x), nn.functional.conv2d(x, views[0], views[1]))
+
+
+def test_randomness_is_replayed_and_then_goes_on_as_after_one_evaluation() -> None:
+    p = nn.Parameter(torch.ones(3))
+    points = TwoPoint([p])
+    drawn: list[Tensor] = []
+
+    def closure() -> Tensor:
+        noise = torch.rand(3)
+        drawn.append(noise)
+        loss = (p * noise).sum()
+        loss.backward()
+        return loss
+
+    torch.manual_seed(1)
+    closure()
+    want = torch.rand(2)
+    torch.manual_seed(1)
+    drawn.clear()
+    points.at_current(closure)
+    points.at_reference(closure, [torch.zeros(3)])
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(torch.rand(2), want)
+
+
+class Counting(nn.Module):
+    """Buffers changed in place, replaced, integer, empty, expanded, and inside a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("replaced", torch.zeros(1))
+        self.register_buffer("absent", None)
+        self.register_buffer("expanded", torch.zeros(1).expand(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.replaced = self.replaced + 1
+        return self.norm(x)
+
+
+def test_buffers_are_put_back() -> None:
+    torch.manual_seed(0)
+    model = Counting()
+    model(torch.randn(8, 3))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with guarded_buffers():
+        model(torch.randn(8, 3))
+        model(torch.randn(8, 3))
+        assert int(model.norm.num_batches_tracked) == 3  # type: ignore[arg-type]
+        assert float(model.replaced) == 3
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+    model(torch.randn(8, 3))
+    assert int(model.norm.num_batches_tracked) == 2  # type: ignore[arg-type]  # the guard is gone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_place", [False, True])
+def test_buffers_of_a_compiled_model_are_put_back(in_place: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    if in_place:
+        model.compile(backend="aot_eager")
+    compiled = model if in_place else torch.compile(model, backend="aot_eager")
+    x = torch.randn(8, 3)
+    compiled(x)
+    before = model[1].running_mean.clone()  # type: ignore[union-attr]
+    with guarded_buffers():
+        compiled(x + 1)
+    assert torch.equal(model[1].running_mean, before)  # type: ignore[arg-type]
+    compiled(x + 1)
+    assert not torch.equal(model[1].running_mean, before)  # type: ignore[arg-type]
+
+
+def test_evaluating_names_the_point_also_after_an_error() -> None:
+    p = nn.Parameter(torch.ones(1))
+    points = TwoPoint([p])
+    seen = []
+
+    def closure() -> Tensor:
+        seen.append((points.evaluating, float(p.detach())))
+        (p * 2).backward()
+        return p
+
+    points.at_current(closure)
+    points.at_reference(closure, [torch.full((1,), 5.0)])
+    assert seen == [("current", 1.0), ("reference", 5.0)]
+
+    def broken() -> Tensor:
+        raise KeyError("mine")
+
+    state = torch.get_rng_state()
+    with pytest.raises(KeyError, match="mine"):
+        points.at_reference(broken, [torch.full((1,), 5.0)])
+    assert points.evaluating is None
+    assert float(p.detach()) == 1.0
+    assert torch.equal(torch.get_rng_state(), state)
