@@ -104,7 +104,7 @@ class CompactBase:
         for part in self._parts:
             part.param.data = flats[part.slab][part.indices]
             gradient = values[part.slab] if part.places is None else values[part.slab][part.places]
-            part.param.grad = gradient if frozen is None else torch.where(frozen, 0, gradient)
+            part.param.grad = gradient if frozen is None else torch.where(frozen.to(gradient.device), 0, gradient)
         for group, own in zip(self.twin.param_groups, self.base.param_groups, strict=True):
             group.update((name, value) for name, value in own.items() if name != "params")
         before = None if frozen is None else [part.param.detach().clone() for part in self._parts]
@@ -112,7 +112,7 @@ class CompactBase:
         for number, part in enumerate(self._parts):
             moved = part.param.detach()
             if before is not None and frozen is not None:
-                moved = torch.where(frozen, before[number], moved)
+                moved = torch.where(frozen.to(moved.device), before[number], moved)
             flats[part.slab][part.indices] = moved
             part.param.grad = None
         for slab, flat in zip(self.slabs, flats, strict=True):
@@ -206,9 +206,10 @@ class CompactBase:
             entering = torch.zeros(new.indices.numel(), dtype=value.dtype, device=value.device)
             if is_second_moment(name):
                 betas = self.base.param_groups[new.group].get("betas")
-                steps = float(old_state["step"]) if betas and "step" in old_state else float("inf")
-                corrected = 1 - betas[1] ** steps if betas else 1.0
-                entering = memory[new.indices].square().to(value.dtype) * corrected
+                known = 1.0
+                if betas and "step" in old_state:  # in double precision, and without a wait for the device
+                    known = 1 - betas[1] ** torch.as_tensor(old_state["step"], dtype=torch.float64)
+                entering = (memory[new.indices].square() * known).to(value.dtype)
             state[name] = torch.where(stayed, value[source], entering)
         return state
 

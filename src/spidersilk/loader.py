@@ -125,30 +125,30 @@ class AnchorLoader:
 
     def _steps_from(self, position: Position) -> Iterator[tuple[Tensor | None, Anchor | bool, Position]]:
         """Indices (None: the whole data set), marker, and the position after, for each batch still to come."""
+        loop, update, piece, smalls, last_loop = position
         pieces = self._pieces()
-        while position.loop < position.last_loop:
-            length = self.inner_length.length(mix(self._seed, _LENGTH), position.loop)
-            if position.update == 0:
-                indices = self._draw(_ANCHOR, position.loop, self.anchor_batch_size)
-                for piece in range(position.piece, len(pieces)):
-                    start, stop = pieces[piece]
-                    last = piece == len(pieces) - 1
+        while loop < last_loop:
+            length = self.inner_length.length(mix(self._seed, _LENGTH), loop)
+            following = Position(loop + 1, 0, 0, smalls, last_loop)
+            if update == 0:
+                indices = self._draw(_ANCHOR, loop, self.anchor_batch_size)
+                for number in range(piece, len(pieces)):
+                    start, stop = pieces[number]
+                    last = number == len(pieces) - 1
                     marker = Anchor((stop - start) / self.anchor_batch_size, last, idle=length == 0)
-                    if not last:
-                        position = position._replace(piece=piece + 1)
-                    elif length <= 1:
-                        position = position._replace(loop=position.loop + 1, update=0, piece=0)
+                    if indices is not None:
+                        part = indices[start:stop]
                     else:
-                        position = position._replace(update=1, piece=0)
-                    whole = indices is None and len(pieces) == 1
-                    part = torch.arange(start, stop) if indices is None else indices[start:stop]
-                    yield (None if whole else part), marker, position
-            else:
-                indices = self._draw(_SMALL, position.small_batches, self.batch_size)
-                position = position._replace(update=position.update + 1, small_batches=position.small_batches + 1)
-                if position.update == length:
-                    position = position._replace(loop=position.loop + 1, update=0)
-                yield indices, False, position
+                        part = None if len(pieces) == 1 else torch.arange(start, stop)
+                    after = Position(loop, 1, 0, smalls, last_loop) if length > 1 else following
+                    yield part, marker, after if last else Position(loop, 0, number + 1, smalls, last_loop)
+                update, piece = 1, 0
+            for number in range(update, length):
+                indices = self._draw(_SMALL, smalls, self.batch_size)
+                smalls += 1
+                is_last = number + 1 == length
+                yield indices, False, Position(loop + is_last, 0 if is_last else number + 1, 0, smalls, last_loop)
+            loop, update = loop + 1, 0
 
     def _draw(self, stream: int, number: int, size: int) -> Tensor | None:
         """The indices of batch `number` of a stream: a function of the seed and the number alone."""
@@ -183,14 +183,16 @@ class AnchorLoader:
 
 
 def _subset(n: int, size: int, generator: torch.Generator) -> Tensor:
-    """A uniform subset of range(n) in random order. For a small one, draws that repeat are drawn again: O(size)."""
+    """A uniform subset of range(n) in random order. For a small one, what repeats is drawn again: O(size), not O(n)."""
     if size > n // 8:
         return torch.randperm(n, generator=generator)[:size]
-    chosen = torch.randint(n, (size,), generator=generator).unique()
+    drawn = torch.randint(n, (size,), generator=generator)
+    chosen = dict.fromkeys(drawn.tolist())
+    if len(chosen) == size:
+        return drawn
     while len(chosen) < size:
-        more = torch.randint(n, (size - len(chosen),), generator=generator)
-        chosen = torch.cat([chosen, more]).unique()
-    return chosen[torch.randperm(size, generator=generator)]
+        chosen.update(dict.fromkeys(torch.randint(n, (size - len(chosen),), generator=generator).tolist()))
+    return torch.tensor(list(chosen))
 
 
 def _as_tensors(dataset: object) -> tuple[Tensor, ...] | None:

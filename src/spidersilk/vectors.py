@@ -88,7 +88,7 @@ class Vectors:
 
     def norms(self) -> dict[str, float]:
         named = {"x": self.params, "v": self.v, "M": self.memory if self.has_memory else []}
-        return {n: sum(float(t.double().norm()) ** 2 for t in ts) ** 0.5 for n, ts in named.items() if ts}
+        return {n: sum(float(t.detach().double().norm()) ** 2 for t in ts) ** 0.5 for n, ts in named.items() if ts}
 
     def state_dict(self) -> dict[str, Any]:
         named = {"estimate": self.v, "anchor_estimate": self.v_anchor, "memory": self.memory}
