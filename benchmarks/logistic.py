@@ -13,6 +13,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import record
 import torch
 from rich.console import Console
@@ -65,41 +69,52 @@ class Logistic:
         return float(self.value(x))
 
 
-def train(problem: Logistic, make: Callable, density: float, budget: float, seed: int, tick: Callable) -> float:
-    """f(x) after `budget` n queries."""
+class Curve:
+    """Queries over n and f(x), noted every half pass and at the end."""
+
+    def __init__(self, problem: Logistic, budget: float, tick: Callable[[float], None]):
+        self.problem, self.budget, self.tick = problem, budget, tick
+        self.points: list[tuple[float, float]] = []
+
+    def note(self, queries: float, x: Tensor) -> bool:
+        """Whether the budget is used up."""
+        done = queries / self.problem.n
+        if not self.points or done >= min(self.points[-1][0] + 0.5, self.budget):
+            self.points.append((done, float(self.problem.value(x))))
+            self.tick(done)
+        return done >= self.budget
+
+
+def train(problem: Logistic, make: Callable, density: float, seed: int, curve: Curve) -> None:
     n, d = problem.signed.shape
     x = nn.Parameter(torch.zeros(d, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     optimizer = make([x], generator)
     inner = math.ceil(n / (BATCH * density))
     loader = silk.AnchorLoader(problem.signed, None, BATCH, inner, loops=10**6, generator=generator)
-    lam = problem.lam
     for rows, is_anchor in loader:
-        # The gradient in closed form: it is what backward() would leave, at a fraction of the time.
+        # The gradient in closed form: what backward() would leave, at a fraction of the time.
         def closure(rows: Tensor = rows) -> Tensor:
             margin = rows @ x.detach()
-            x.grad = torch.mv(rows.T, torch.sigmoid(-margin)).mul_(-1 / len(rows)).add_(x.detach(), alpha=lam)
+            x.grad = torch.mv(rows.T, torch.sigmoid(-margin)).mul_(-1 / len(rows)).add_(x.detach(), alpha=problem.lam)
             return margin
 
+        if curve.note(optimizer.gradient_queries, x.detach()):
+            return
         optimizer.step(closure, anchor=is_anchor, samples=len(rows))
-        if optimizer.gradient_queries >= budget * n:
-            break
-        tick(optimizer.gradient_queries / n)
-    return float(problem.value(x.detach()))
 
 
-def sgd(problem: Logistic, budget: float, seed: int, tick: Callable) -> float:
+def sgd(problem: Logistic, seed: int, curve: Curve) -> None:
     """Plain SGD with the step 16 / (1 + epoch)."""
     n, d = problem.signed.shape
     x = torch.zeros(d, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    steps = int(budget * n / BATCH)
-    loader = silk.AnchorLoader(problem.signed, BATCH, BATCH, 1, loops=steps, generator=generator)
+    loader = silk.AnchorLoader(problem.signed, BATCH, BATCH, 1, loops=10**9, generator=generator)
     for t, (rows, _) in enumerate(loader):
+        if curve.note(t * BATCH, x):
+            return
         gradient = torch.mv(rows.T, torch.sigmoid(-(rows @ x))).mul_(-1 / len(rows)).add_(x, alpha=problem.lam)
         x = x - 16 / (1 + t * BATCH / n) * gradient
-        tick(t * BATCH / n)
-    return float(problem.value(x))
 
 
 METHODS: dict[str, tuple[float, Callable]] = {
@@ -135,27 +150,28 @@ def main() -> None:
     problem = Logistic(*load(options.data))
     best = problem.minimum()
     seeds = list(range(options.seeds))
-    figures: dict[str, list[float]] = {}
+    curves: dict[str, list[list[tuple[float, float]]]] = {}
     with Progress() as progress:
         for name in ["SGD, step 16 / (1 + epoch)", *METHODS]:
             bar = progress.add_task(name, total=options.budget * options.seeds)
-            figures[name] = []
+            curves[name] = []
             for seed in seeds:
 
                 def tick(done: float, bar=bar, seed=seed) -> None:
                     progress.update(bar, completed=seed * options.budget + done)
 
+                curve = Curve(problem, options.budget, tick)
                 try:
                     if name.startswith("SGD"):
-                        end = sgd(problem, options.budget, seed, tick)
+                        sgd(problem, seed, curve)
                     else:
                         density, make = METHODS[name]
-                        end = train(problem, make, density, options.budget, seed, tick)
-                    figures[name].append(end - best)
+                        train(problem, make, density, seed, curve)
                 except silk.DivergenceError as error:
                     progress.console.print(f"{name}, seed {seed}: {error}")
-                    figures[name].append(math.inf)
-                tick(options.budget)
+                    curve.points.append((options.budget, math.inf))
+                curves[name].append([(queries, value - best) for queries, value in curve.points])
+    figures = {name: [run[-1][1] for run in runs] for name, runs in curves.items()}
     table = Table(
         "method", "f - f* (median)", "lowest", "highest", title=f"{options.data}, {options.budget:g} n queries"
     )
@@ -164,8 +180,24 @@ def main() -> None:
     Console().print(table)
     if options.save:
         n, d = problem.signed.shape
+        first = {name: [[round(q, 2), float(f"{gap:.3e}")] for q, gap in runs[0]] for name, runs in curves.items()}
         told = {"data": options.data, "n": n, "d": d, "budget": options.budget, "f*": best, "f - f*": figures}
-        print(f"written: {record.save(f'logistic_{options.data}', seeds, told)}")
+        path = record.save(f"logistic_{options.data}", seeds, told | {"queries / n and f - f*, first seed": first})
+        draw(first, options.data, path.with_suffix(".png"))
+        print(f"written: {path} and its picture")
+
+
+def draw(curves: dict[str, list[list[float]]], data: str, path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(9, 3.8), layout="constrained")
+    for number, (name, points) in enumerate(curves.items()):
+        ours = name.startswith("SparseSVRG")
+        style = {"linewidth": 2.4 if ours else 1.5, "linestyle": "-" if ours else ("--", "-.", ":", "--")[number % 4]}
+        axes.semilogy(*zip(*points, strict=True), label=name, **style)
+    axes.set(xlabel="gradient queries / n", ylabel="f(x) - f*", title=f"l2 logistic regression, {data}")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def run(make: Callable, inner: int, data: tuple[Tensor, Tensor], budget: float, 
             loss.backward()
             return loss
 
-        if spent / len(x) >= due:
+        if spent / len(x) >= min(due, budget):
             with torch.no_grad():
                 curve.queries.append(spent / len(x))
                 curve.loss.append(F.cross_entropy(model(x), y).item())
