@@ -1,0 +1,70 @@
+"""The examples and the README's code run as they are, at a small size."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_own_module_with_adamw_and_a_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
+    accuracy = load(ROOT / "examples" / "own_model_adamw.py").main(epochs=4, samples=1000)
+    assert accuracy > 0.6  # chance is a third
+    assert "queries per sample" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = load(ROOT / "examples" / "quickstart.py")
+    picture = tmp_path / "there" / "curve.png"
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--budget", "6", "--picture", str(picture)])
+    module.main()
+    told = capsys.readouterr().out
+    for name in ("SGD", "SpiderBoost", "SparseSpiderBoost", "SparseSVRG", "SparseSGD"):
+        assert name in told
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_code_in_the_docs_runs(page: str) -> None:
+    """Each page's Python blocks, in order, in one namespace."""
+    torch.manual_seed(0)
+    names: dict[str, object] = {
+        "torch": torch,
+        "model": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+        "loss_fn": nn.CrossEntropyLoss(),
+        "train_set": torch.utils.data.TensorDataset(torch.randn(2000, 4), torch.randint(3, (2000,))),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+
+
+def test_figures_in_the_readme_and_docs_come_from_results() -> None:
+    """Every picture that is shown is a file of results/, and has the record of what made it beside it."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
+            picture = (page.parent / target).resolve()
+            assert picture.is_file(), f"{page.name}: {target}"
+            assert picture.parent == ROOT / "results"
+            assert picture.with_suffix(".json").is_file(), f"{target} has no record"
