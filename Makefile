@@ -21,7 +21,7 @@ demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(READY)
 	$(BIN)/ruff check .

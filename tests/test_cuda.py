@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -259,3 +260,23 @@ def test_loader_indexes_tensors_where_they_lie() -> None:
     for (a, _), (b, _) in zip(on_device, on_host, strict=True):
         assert a.is_cuda
         assert torch.equal(a.cpu(), b)
+
+
+def test_an_lstm_at_the_reference_has_its_weights_in_one_piece() -> None:
+    """cuDNN warns, and copies all weights at every call, where they are not."""
+    table, lstm, head = nn.Embedding(50, 8).cuda(), nn.LSTM(8, 16, num_layers=2).cuda(), nn.Linear(16, 50).cuda()
+    params = [*table.parameters(), *lstm.parameters(), *head.parameters()]
+    optimizer = silk.SparseSVRG(params, 0.1)
+    tokens = torch.randint(50, (12, 4), device="cuda")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        out, _ = lstm(table(tokens[:-1]))
+        loss = F.cross_entropy(head(out).reshape(-1, 50), tokens[1:].reshape(-1))
+        loss.backward()
+        return loss.detach()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for t in range(8):
+            optimizer.step(closure, anchor=t % 4 == 0)

@@ -25,18 +25,38 @@ def test_swap_shows_the_point_and_restores_the_same_storage() -> None:
     assert p.data_ptr() == address
 
 
-def test_reference_views_keep_channels_last() -> None:
+def test_twins_keep_channels_last_in_one_vector() -> None:
     conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     (slab,) = make_slabs([{"params": list(conv.parameters())}])
-    flat = slab.zeros()
-    views = slab.twin_views(flat)
-    for p, view in zip(slab.params, views, strict=True):
-        assert view.stride() == p.stride()
-        view.copy_(p.detach())
-    assert torch.equal(torch.sort(flat).values, torch.sort(slab.flatten(slab.params)).values)
+    twins = slab.twins()
+    for p, twin in zip(slab.params, twins, strict=True):
+        assert twin.stride() == p.stride()
+        twin.copy_(p.detach())
+    assert twins[0].untyped_storage().data_ptr() == twins[1].untyped_storage().data_ptr()
     x = torch.randn(2, 3, 8, 8)
-    with swapped(slab.params, views):
-        assert torch.equal(conv(x), nn.functional.conv2d(x, views[0], views[1]))
+    with swapped(slab.params, twins):
+        assert torch.equal(conv(x), nn.functional.conv2d(x, *slab.params))
+        assert conv.weight.data_ptr() == twins[0].data_ptr()
+
+
+def test_twins_of_shared_storage_share_a_twin_of_it() -> None:
+    """Weights in one piece, as cuDNN wants those of an LSTM; a slice of a large buffer does not drag it along."""
+    buffer = torch.randn(20)
+    params = [nn.Parameter(buffer[4:10]), nn.Parameter(buffer[10:20].view(5, 2).t()), nn.Parameter(torch.randn(3))]
+    (slab,) = make_slabs([{"params": params}])
+    twins = slab.twins()
+    copied = [t.copy_(p.detach()) for t, p in zip(twins, params, strict=True)]
+    assert all(map(torch.equal, copied, params))
+    assert [t.storage_offset() for t in twins[:2]] == [4, 10]
+    assert twins[0].untyped_storage().data_ptr() == twins[1].untyped_storage().data_ptr()
+    assert twins[2].untyped_storage().data_ptr() != twins[0].untyped_storage().data_ptr()
+    large = torch.randn(1000)
+    (slab,) = make_slabs([{"params": [nn.Parameter(large[:5]), nn.Parameter(large[100:110:2])]}])
+    twins = slab.twins()
+    assert twins[0].untyped_storage().nbytes() == 10 * 4
+    assert [t.copy_(p.detach()).tolist() for t, p in zip(twins, slab.params, strict=True)] == [
+        p.tolist() for p in slab.params
+    ]
 
 
 def test_randomness_is_replayed_and_then_goes_on_as_after_one_evaluation() -> None:
@@ -125,6 +145,7 @@ def test_evaluating_names_the_point_also_after_an_error() -> None:
     assert seen == [("current", 1.0), ("reference", 5.0)]
 
     def broken() -> Tensor:
+        torch.rand(3)
         raise KeyError("mine")
 
     state = torch.get_rng_state()

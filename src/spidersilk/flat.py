@@ -37,15 +37,38 @@ class Slab:
         """Per-parameter views of a vector."""
         return [piece.view(p.shape) for piece, p in zip(flat.split(self.sizes), self.params, strict=True)]
 
-    def twin_views(self, flat: Tensor) -> list[Tensor]:
-        """Per-parameter views with the parameters' own memory layout (channels last, say), fit to stand in for them.
+    def twins(self) -> list[Tensor]:
+        """A tensor for each parameter, fit to stand in for it: with its strides (channels last, say).
 
-        In such a view the entries do not lie in the order of the vector: read it through the views alone.
+        They are views of one vector, in which entries need not lie in the order of the others here: read it through the
+        views alone. Parameters that share storage (a cuDNN LSTM wants its weights in one piece) share a twin of it.
         """
-        return [
-            piece.as_strided(p.shape, p.stride(), piece.storage_offset()) if _is_dense(p) else piece.view(p.shape)
-            for piece, p in zip(flat.split(self.sizes), self.params, strict=True)
-        ]
+        shared: dict[int, Tensor] = {}
+        alone = []
+        for address, params in self._by_storage().items():
+            entries = params[0].untyped_storage().nbytes() // params[0].element_size()
+            if len(params) > 1 and entries <= 2 * sum(p.numel() for p in params):
+                shared[address] = torch.zeros(entries, dtype=self.dtype, device=self.device)
+            else:
+                alone += params
+        vector = torch.zeros(sum(p.numel() for p in alone), dtype=self.dtype, device=self.device)
+        pieces = {id(p): piece for p, piece in zip(alone, vector.split([p.numel() for p in alone]), strict=True)}
+        views = []
+        for p in self.params:
+            twin = shared.get(p.untyped_storage().data_ptr())
+            if twin is not None:
+                views.append(twin.as_strided(p.shape, p.stride(), p.storage_offset()))
+            elif _is_dense(p):
+                views.append(pieces[id(p)].as_strided(p.shape, p.stride(), pieces[id(p)].storage_offset()))
+            else:
+                views.append(pieces[id(p)].view(p.shape))
+        return views
+
+    def _by_storage(self) -> dict[int, list[Tensor]]:
+        found: dict[int, list[Tensor]] = defaultdict(list)
+        for p in self.params:
+            found[p.untyped_storage().data_ptr()].append(p)
+        return found
 
     def flatten(self, tensors: Iterable[Tensor | None]) -> Tensor:
         """A new vector with the entries of `tensors`, one for each parameter; None counts as zeros."""

@@ -39,7 +39,7 @@ class Vectors:
         self.has_memory = False  # whether M was started
         self.points: list[Tensor] = []
         if reference:
-            self.points = [view for slab in self.slabs for view in slab.twin_views(slab.zeros())]
+            self.points = [twin for slab in self.slabs for twin in slab.twins()]
             for p, view in zip(self.params, self.points, strict=True):
                 state[p]["reference"] = view
 
