@@ -10,7 +10,7 @@ import pytest
 import torch
 from cases import mlp
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, SparseAdam
+from torch.optim import LBFGS, SGD, Adafactor, AdamW, SparseAdam
 
 import spidersilk as silk
 
@@ -87,6 +87,10 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "wrapped twice": (lambda: silk.VarianceReduced(silk.SVRG(p(), 0.1)), "wraps an optimizer itself"),
     "LBFGS": (lambda: silk.VarianceReduced(LBFGS(p())), "base = LBFGS cannot step with v"),
     "SparseAdam": (lambda: silk.VarianceReduced(SparseAdam(p())), "base = SparseAdam cannot step with v"),
+    "Adafactor": (
+        lambda: silk.VarianceReduced(Adafactor(p()), None, move="selected", sparsity=silk.RTop(1, 1)),
+        "base = Adafactor has state for rows",
+    ),
     "all frozen": (
         lambda: silk.SVRG([nn.Parameter(ten, requires_grad=False)], 0.1),
         "no parameter requires a gradient",
@@ -237,10 +241,13 @@ def test_pieces_that_do_not_make_an_anchor() -> None:
     with pytest.raises(RuntimeError, match=r"after 50% of an anchor"):
         optimizer.step(closure, anchor=False)
     with pytest.raises(RuntimeError, match=r"make up 150% of it"):
-        optimizer.step(closure, anchor=True)
+        optimizer.step(closure, anchor=silk.Anchor(1.0, first=False))
     with pytest.raises(RuntimeError, match=r"make up 75% of it"):
-        optimizer.step(closure, anchor=silk.Anchor(0.25))
-    optimizer.step(closure, anchor=silk.Anchor(0.5))
+        optimizer.step(closure, anchor=silk.Anchor(0.25, first=False))
+    optimizer.step(closure, anchor=silk.Anchor(0.5, first=False))
+    optimizer.step(closure, anchor=silk.Anchor(0.5, last=False))
+    optimizer.step(closure, anchor=True)  # a new anchor begins, whatever came of the other
+    optimizer.step(closure, anchor=False)
 
 
 def test_a_state_of_other_settings() -> None:
@@ -251,6 +258,38 @@ def test_a_state_of_other_settings() -> None:
         other.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="sizes"):
         silk.SparseSVRG(p(), 0.1).load_state_dict(optimizer.state_dict())
+
+
+def test_a_state_of_another_kind() -> None:
+    _, optimizer, _ = setup()
+    with pytest.raises(ValueError, match="not a state of SparseSVRG: it has state, param_groups"):
+        optimizer.load_state_dict(optimizer.base.state_dict())
+
+
+def test_a_loader_state_of_other_settings() -> None:
+    saved = silk.AnchorLoader(ten, 6, 2, 3, micro_batch_size=2).state_dict()
+    with pytest.raises(ValueError, match="micro_batch_size: 2 there, None here"):
+        silk.AnchorLoader(ten, 6, 2, 3).load_state_dict(saved)
+
+
+def test_a_base_that_stepped_its_parameters_unequally() -> None:
+    model = mlp().model
+    base = AdamW(model.parameters(), 0.01)
+    for number, q in enumerate(model.parameters()):
+        q.grad = torch.ones_like(q) if number == 0 else None
+    base.step()
+    optimizer = silk.VarianceReduced(base, None, move="selected", sparsity=silk.RTop(3, 3))
+    optimizer.step(good(optimizer, model), anchor=True)
+    with pytest.raises(ValueError, match=r"parameters of one group 1, 2 times"):
+        optimizer.step(good(optimizer, model), anchor=False)
+
+
+def test_nan_in_a_parameter_is_not_taken_for_a_change() -> None:
+    model, optimizer, closure = setup()
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] = float("nan")
+    with pytest.raises(silk.DivergenceError):
+        optimizer.step(closure, anchor=True)
 
 
 def test_copying_points_to_state_dict() -> None:

@@ -96,7 +96,9 @@ def test_pieces_of_an_anchor() -> None:
     assert len(batches) == 2 * (3 + 3)
     got = list(batches)
     markers = [a for _, a in got if a]
-    assert [(a.weight, a.last) for a in markers] == [(0.4, False), (0.4, False), (0.2, True)] * 2
+    assert [(a.weight, a.first, a.last) for a in markers] == [
+        (0.4, True, False), (0.4, False, False), (0.2, False, True)
+    ] * 2  # fmt: skip
     first = torch.cat([b for b, a in got[:3]]).tolist()
     assert (first, True) == whole[0]
     assert [(b.tolist(), False) for b, a in got if not a] == [w for w in whole if not w[1]]
@@ -157,6 +159,21 @@ def test_map_style_data_sets_through_the_dataloader(workers: int) -> None:
         assert marker == expected
         assert torch.equal(y, indices)
         assert torch.equal(x[:, 1], indices**2)
+
+
+def test_a_transforming_subclass_of_tensor_dataset_is_heeded() -> None:
+    class Doubled(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+            return tuple(2 * t for t in super().__getitem__(index))
+
+    batch, _ = next(iter(loader(Doubled(torch.arange(100)))))
+    assert bool((batch[0] % 2 == 0).all())
+
+
+def test_batches_are_drawn_as_they_are_needed() -> None:
+    batches = iter(loader(Squares(), loops=10**9))
+    for _ in range(3):
+        next(batches)
 
 
 def test_tensor_forms_agree() -> None:

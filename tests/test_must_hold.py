@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,8 +91,10 @@ def test_dropout_draws_the_same_mask_at_both_points(name: str) -> None:
     anchor = [p.grad.clone() for p in model.parameters()]
     for _ in range(5):
         optimizer.step(closure_for(torch.arange(8)), anchor=False)
-        estimates = [optimizer.state[p]["estimate"] for p in model.parameters()]
-        assert all(map(torch.equal, estimates, anchor))
+        # v stays the anchor's where it is kept, and M = |v| where v is the anchor's anyway (move="selected").
+        kind = "memory" if optimizer.move == "selected" else "estimate"
+        for p, g in zip(model.parameters(), anchor, strict=True):
+            assert torch.equal(optimizer.state[p][kind], g.abs() if kind == "memory" else g)
 
 
 @pytest.mark.parametrize("name", TWO_POINT)
@@ -126,6 +129,22 @@ def test_batch_norm_statistics_move_once_a_step(name: str) -> None:
     assert int(model[1].num_batches_tracked) == 13  # type: ignore[index]
 
 
+@pytest.mark.parametrize("name", TWO_POINT)
+def test_stateful_layers_start_both_evaluations_alike(name: str) -> None:
+    """Spectral norm takes a step of power iteration at each forward: with lr = 0 the difference is still 0."""
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3)).double()
+    optimizer = make(name, model, lr=0.0, k1=10, k2=10)
+    closure_for = simple(model, optimizer)
+    optimizer.step(closure_for(torch.arange(64)), anchor=True)
+    before = optimizer._points._buffers
+    assert before is None  # an anchor needs no guard
+    kind = "memory" if optimizer.move == "selected" else "estimate"
+    for _ in range(4):
+        held = [optimizer.state[p][kind].clone() for p in model.parameters()]
+        optimizer.step(closure_for(torch.arange(8)), anchor=False)
+        assert all(map(torch.equal, held, [optimizer.state[p][kind] for p in model.parameters()]))
+
+
 # Closures of every kind.
 
 
@@ -158,6 +177,28 @@ def test_a_closure_that_forgets_to_zero_gradients_is_right_too() -> None:
 
         train(optimizer, closure_for)
         results.append(flat(model))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_closure_that_reuses_its_gradient_tensor(name: str) -> None:
+    """What was read at the current point must not change when the closure writes the reference's over it."""
+    results = []
+    for reuses in (False, True):
+        x = nn.Parameter(torch.linspace(-1, 1, 12, dtype=torch.float64))
+        own = torch.empty_like(x)
+        optimizer = METHODS[name].make([x], 0.05, generator=torch.Generator().manual_seed(2))
+
+        def closure_for(batch: Tensor, x=x, own=own, reuses=reuses):
+            def closure() -> Tensor:
+                gradient = x.detach() ** 3 + X[batch].mean()
+                x.grad = own.copy_(gradient) if reuses else gradient
+                return gradient.sum()
+
+            return closure
+
+        train(optimizer, closure_for)
+        results.append(x.detach().clone())
     assert torch.equal(*results)
 
 
@@ -226,6 +267,52 @@ def test_bf16_autocast(name: str) -> None:
     losses = train(optimizer, closure_for, steps=60)
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert losses[-6] < losses[0]
+
+
+@pytest.mark.parametrize("name", TWO_POINT)
+def test_autocast_around_the_step(name: str) -> None:
+    """Autocast keeps casts of weights: the reference must not be evaluated with those of the current point."""
+    results = []
+    for outside in (False, True):
+        model = net().float()
+        optimizer = make(name, model, lr=0.5)
+
+        def closure_for(batch: Tensor, model=model, optimizer=optimizer):
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = F.cross_entropy(model(X[batch].float()), Y[batch])
+                loss.backward()
+                return loss.detach()
+
+            return closure
+
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=outside):
+            train(optimizer, closure_for)
+        results.append(flat(model))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_that_are_one_tensor_for_two_parameters(name: str) -> None:
+    results = []
+    for shared in (True, False):
+        a, b = (nn.Parameter(torch.full((3,), value, dtype=torch.float64)) for value in (2.0, 1.0))
+        optimizer = METHODS[name].make([a, b], 0.05, k1=2, k2=2, generator=torch.Generator().manual_seed(2))
+
+        def closure_for(batch: Tensor, a=a, b=b, shared=shared):
+            def closure() -> Tensor:
+                loss = ((a + b) * X[batch, :3].mean(0) - 1).square().sum()
+                a.grad, b.grad = torch.autograd.grad(loss, [a, b])
+                if not shared:
+                    a.grad, b.grad = a.grad.clone(), b.grad.clone()
+                return loss.detach()
+
+            return closure
+
+        train(optimizer, closure_for)
+        results.append(torch.cat([a.detach(), b.detach()]))
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -538,7 +625,8 @@ def test_resumed_in_a_new_process_is_bit_identical(name: str, base: str, batches
     torch.manual_seed(5)
     half, stopped, at = resumable(name, base)
     go(half, stopped, at, batches)
-    assert at.state_dict()["update"] + at.state_dict()["piece"] > 0  # inside a loop
+    position = at.state_dict()["position"]
+    assert position["update"] + position["piece"] > 0  # inside a loop
     saved = {
         "model": half.state_dict(),
         "optimizer": stopped.state_dict(),
@@ -568,6 +656,45 @@ def test_saving_changes_nothing(name: str, base: str) -> None:
                 optimizer.state_dict()
         results.append(flat(model))
     assert torch.equal(*results)
+
+
+def test_loading_while_an_anchor_in_pieces_is_under_way() -> None:
+    """SparseSGD keeps no v between anchors, so that of a half anchor must not survive the loading."""
+    results = []
+    for dirty in (False, True):
+        model = net()
+        optimizer = make("sparse-sgd", model)
+        closure_for = simple(model, optimizer)
+        train(optimizer, closure_for, steps=3)
+        state = {"x": {k: v.clone() for k, v in model.state_dict().items()}, "o": optimizer.state_dict()}
+        if dirty:
+            optimizer.step(closure_for(torch.arange(9)), anchor=silk.Anchor(0.5, last=False))
+        model.load_state_dict(state["x"])
+        optimizer.load_state_dict(state["o"])
+        train(optimizer, closure_for, steps=12, start=3)
+        results.append(flat(model))
+    assert torch.equal(*results)
+
+
+def test_the_base_may_load_a_state_of_its_own() -> None:
+    model = net()
+    optimizer = make("svrg", model)
+    optimizer.base.load_state_dict(optimizer.base.state_dict())
+    assert optimizer.param_groups is optimizer.base.param_groups
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
+    before = flat(model)
+    train(optimizer, simple(model, optimizer))
+    assert scheduler.get_last_lr() == [0.0]
+    assert torch.equal(flat(model), before)
+
+
+def test_breaking_out_of_an_anchor_and_beginning_another() -> None:
+    model = net()
+    optimizer = make("sparse-svrg", model)
+    loader = silk.AnchorLoader((X, Y), 40, 8, 4, micro_batch_size=10, generator=torch.Generator().manual_seed(1))
+    go(model, optimizer, loader, 2)  # in the middle of an anchor
+    go(model, optimizer, loader, 6)
+    assert (optimizer.anchors, optimizer.steps) == (1, 3)
 
 
 # A v that is not finite.
@@ -600,6 +727,9 @@ def test_divergence_leaves_x_as_it_was_and_training_can_go_on(name: str, at_anch
     if optimizer.reference is not None:
         assert error.theorem_1_lr is not None
         assert 0 < error.theorem_1_lr < 10
+        assert f"{0.0 + error.theorem_1_lr:.2g}" in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), repr(again.norms)) == (str(error), repr(error.norms))
     with pytest.raises(RuntimeError, match="anchor"):
         optimizer.step(closure_for(torch.arange(8)), anchor=False)
     losses = train(optimizer, closure_for, steps=24, start=12)
@@ -622,6 +752,42 @@ def test_divergence_comes_from_a_large_step_too() -> None:
         for _ in range(1000):
             optimizer.step(closure)
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_a_first_difference_that_is_not_finite_says_nothing_of_the_smoothness() -> None:
+    model = net()
+    optimizer = make("sparse-svrg", model, inner_steps=10)
+    closure_for = simple(model, optimizer)
+    optimizer.step(closure_for(torch.arange(64)))
+
+    def bad() -> Tensor:
+        loss = closure_for(torch.arange(8))()
+        if optimizer.evaluating == "current":
+            for p in model.parameters():
+                p.grad.fill_(float("inf"))  # type: ignore[union-attr]
+        return loss
+
+    with pytest.raises(silk.DivergenceError) as caught:
+        optimizer.step(bad)
+    assert caught.value.theorem_1_lr is None
+    assert "L >=" not in str(caught.value)
+
+
+def test_a_closure_that_fails_at_an_anchor_leaves_the_count_as_it_was() -> None:
+    model = net()
+    optimizer = make("svrg", model, inner_steps=silk.Geometric(4))
+    closure_for = simple(model, optimizer)
+    good = closure_for(torch.arange(8))
+    seen = []
+    for _ in range(60):
+        due = optimizer.next_is_anchor()
+        if due:
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step(lambda: 1 / 0)
+            assert optimizer.next_is_anchor()
+        optimizer.step(good)
+        seen.append(due)
+    assert 5 < sum(seen) < 40
 
 
 # Clipping.

@@ -286,3 +286,43 @@ def test_coordinates_are_chosen_over_all_dtypes_together() -> None:
         assert isinstance(split.selection, list)
         assert sum(s.k for s in split.selection) == 7
         assert split.gradient_queries == pytest.approx(joined.gradient_queries)
+
+
+@pytest.mark.parametrize("anchor_move", ["all", "selected"])
+@pytest.mark.parametrize("base", ["momentum", "adamw"])
+def test_two_equal_groups_are_one_also_where_one_has_nothing_selected(anchor_move: str, base: str) -> None:
+    runs = []
+    for split in (False, True):
+        problem = mlp()
+        params = list(problem.model.parameters())
+        groups = [{"params": params[:2]}, {"params": params[2:]}] if split else params
+        optimizer = silk.VarianceReduced(
+            BASES[base](groups),
+            None,
+            move="selected",
+            choose="step",
+            anchor_move=anchor_move,
+            sparsity=silk.RTop(0, 1),
+            generator=torch.Generator().manual_seed(3),
+        )
+        iterates, selections = run(problem, optimizer)
+        runs.append(iterates)
+        first = sum(p.numel() for p in params[:2])
+        assert any(bool((s.indices < first).all()) for s in selections)  # the second group goes without
+        assert any(bool((s.indices >= first).all()) for s in selections)
+    for one, two in zip(*runs, strict=True):
+        torch.testing.assert_close(two, one, rtol=0, atol=1e-12)
+
+
+def test_per_tensor_over_two_dtypes() -> None:
+    a, b = torch.nn.Parameter(torch.ones(40)), torch.nn.Parameter(torch.ones(30, dtype=torch.bfloat16))
+    optimizer = silk.SparseSVRG([a, b], 0.05, k1=0.2, k2=0.2, per_tensor=True)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = a.square().sum() + b.float().square().sum()
+        loss.backward()
+        return loss.detach()
+
+    losses = [float(optimizer.step(closure, anchor=t % 5 == 0)) for t in range(20)]
+    assert losses[-1] < 0.5 * losses[0]

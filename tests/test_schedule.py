@@ -69,7 +69,7 @@ def test_the_line_when_the_optimizer_counts_and_when_an_anchor_comes_in_pieces()
     optimizer = silk.SpiderBoost(mlp().model.parameters(), lr=5.0, inner_steps=3)
     scheduler = silk.InnerLine(optimizer, inner_steps=3, start=0.9, end=0.0)
     assert rates(optimizer, scheduler, [None] * 5) == pytest.approx([0.9, 0.6, 0.3, 0.9, 0.6])
-    pieces = [silk.Anchor(0.5, last=False), silk.Anchor(0.5)]
+    pieces = [silk.Anchor(0.5, last=False), silk.Anchor(0.5, first=False)]
     optimizer = silk.SpiderBoost(mlp().model.parameters(), lr=5.0)
     scheduler = silk.InnerLine(optimizer, inner_steps=3, start=0.9, end=0.0)
     assert rates(optimizer, scheduler, [*pieces, False, *pieces, False]) == pytest.approx([0.9, 0.9, 0.6] * 2)
@@ -86,3 +86,12 @@ def test_the_line_resumes() -> None:
     again.load_state_dict(optimizer.state_dict())
     line.load_state_dict(scheduler.state_dict())
     assert rates(again, line, [False, False, True]) == pytest.approx([0.6, 0.4, 1.0])
+
+
+def test_the_line_with_a_tensor_as_step_size() -> None:
+    lr = torch.tensor(5.0)
+    optimizer = silk.VarianceReduced(torch.optim.SGD(mlp().model.parameters(), lr=lr))
+    scheduler = silk.InnerLine(optimizer, inner_steps=4, start=1.0, end=0.2)
+    rates(optimizer, scheduler, [True, False, True])
+    assert optimizer.param_groups[0]["lr"] is lr
+    assert float(lr) == pytest.approx(0.8)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from spidersilk.buffers import BufferGuard
 from spidersilk.flat import make_slabs
-from spidersilk.two_point import TwoPoint, guarded_buffers, swapped
+from spidersilk.two_point import TwoPoint, swapped
 
 
 def test_swap_shows_the_point_and_restores_the_same_storage() -> None:
@@ -76,7 +77,7 @@ def test_randomness_is_replayed_and_then_goes_on_as_after_one_evaluation() -> No
     want = torch.rand(2)
     torch.manual_seed(1)
     drawn.clear()
-    points.at_current(closure)
+    points.at_current(closure, then_reference=True)
     points.at_reference(closure, [torch.zeros(3)])
     assert torch.equal(drawn[0], drawn[1])
     assert torch.equal(torch.rand(2), want)
@@ -97,37 +98,54 @@ class Counting(nn.Module):
         return self.norm(x)
 
 
-def test_buffers_are_put_back() -> None:
-    torch.manual_seed(0)
-    model = Counting()
+@pytest.mark.parametrize("known", [True, False])  # found by its parameters, or only when it is called
+def test_buffers_start_alike_and_keep_the_first_evaluations_change(known: bool) -> None:
+    model, alone = Counting(), Counting()
+    guard = BufferGuard(list(model.parameters()) if known else [nn.Parameter(torch.ones(1))])
+    seen = []
+    for _ in range(3):
+        x = torch.randn(8, 3)
+        alone(x)
+        for place in (guard.at_current, guard.at_reference):
+            with place():
+                model(x)
+                seen.append(float(model.replaced))
+        for (name, ours), theirs in zip(model.named_buffers(), alone.buffers(), strict=True):
+            assert torch.equal(ours, theirs), name
+    assert seen == [1, 1, 2, 2, 3, 3]
     model(torch.randn(8, 3))
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with guarded_buffers():
-        model(torch.randn(8, 3))
-        model(torch.randn(8, 3))
-        assert int(model.norm.num_batches_tracked) == 3  # type: ignore[arg-type]
-        assert float(model.replaced) == 3
-    for name, buffer in model.named_buffers():
-        assert torch.equal(buffer, before[name]), name
-    model(torch.randn(8, 3))
-    assert int(model.norm.num_batches_tracked) == 2  # type: ignore[arg-type]  # the guard is gone
+    assert int(model.norm.num_batches_tracked) == 4  # type: ignore[arg-type]  # the guard is gone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_place", [False, True])
-def test_buffers_of_a_compiled_model_are_put_back(in_place: bool) -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    if in_place:
-        model.compile(backend="aot_eager")
-    compiled = model if in_place else torch.compile(model, backend="aot_eager")
+@pytest.mark.parametrize("form", ["compiled", "compiled in place", "inside a compiled function", "traced", "a method"])
+def test_buffers_of_models_that_are_not_called_plainly(form: str) -> None:
+    torch.manual_seed(0)
     x = torch.randn(8, 3)
-    compiled(x)
-    before = model[1].running_mean.clone()  # type: ignore[union-attr]
-    with guarded_buffers():
-        compiled(x + 1)
-    assert torch.equal(model[1].running_mean, before)  # type: ignore[arg-type]
-    compiled(x + 1)
-    assert not torch.equal(model[1].running_mean, before)  # type: ignore[arg-type]
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    run = model
+    if form == "compiled":
+        run = torch.compile(model, backend="aot_eager")
+    elif form == "compiled in place":
+        model.compile(backend="aot_eager")
+    elif form == "inside a compiled function":
+        run = torch.compile(lambda x: model(x).square(), backend="aot_eager")
+    elif form == "traced":
+        run = torch.jit.trace_module(model, {"forward": x})
+    elif form == "a method":
+        run = lambda x: nn.Sequential.forward(model, x)  # noqa: E731
+    own = list(run.parameters()) if form == "traced" else list(model.parameters())
+    guard = BufferGuard(own)
+    mean = next(b for n, b in (run if form == "traced" else model).named_buffers() if "running_mean" in n)
+    with guard.at_current():
+        run(x)
+    kept = mean.clone()
+    with guard.at_reference():
+        run(x + 1)
+        assert not torch.equal(mean, kept)
+    assert torch.equal(mean, kept)
+    run(x + 1)
+    assert not torch.equal(mean, kept)
 
 
 def test_evaluating_names_the_point_also_after_an_error() -> None:
@@ -140,7 +158,7 @@ def test_evaluating_names_the_point_also_after_an_error() -> None:
         (p * 2).backward()
         return p
 
-    points.at_current(closure)
+    points.at_current(closure, then_reference=True)
     points.at_reference(closure, [torch.full((1,), 5.0)])
     assert seen == [("current", 1.0), ("reference", 5.0)]
 

@@ -39,7 +39,7 @@ def check_choices(reference: str | None, move: str, choose: str, anchor_move: st
     return "none"
 
 
-def check_base(base: object) -> None:
+def check_base(base: object, move: str, anchor_move: str) -> None:
     if not isinstance(base, Optimizer):
         raise ValueError(f"base = {type(base).__name__} must be a torch.optim optimizer, such as SGD(params, lr=0.1)")
     if hasattr(base, "base"):
@@ -47,6 +47,11 @@ def check_base(base: object) -> None:
     if isinstance(base, LBFGS | SparseAdam):
         raise ValueError(
             f"base = {type(base).__name__} cannot step with v: use SGD, AdamW or another first-order optimizer"
+        )
+    name = type(base).__name__
+    if move == "selected" and (name in ("Adafactor", "Muon") or (name == "Rprop" and anchor_move == "selected")):
+        raise ValueError(
+            f"base = {name} has state for rows or signs, not for coordinates that come and go: use move='all'"
         )
 
 

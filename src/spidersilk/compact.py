@@ -50,7 +50,6 @@ class CompactBase:
         self.twin.__dict__.update(base.__dict__)
         self.twin.__dict__.pop("step", None)  # a scheduler on the base has bound it to the base
         self._parts: list[_Part] = []
-        self._scalars: dict[tuple[int, int], dict[str, Any]] = {}  # step counts and such, ahead of the base's own
         self._flat: dict[tuple[int, int, str], tuple[Tensor, list[Tensor]]] = {}
         self._show([])
 
@@ -61,39 +60,38 @@ class CompactBase:
 
     def enter(self, selections: Sequence[Selection], memories: Sequence[Tensor]) -> None:
         """Let the twin step the coordinates of `selections` from now on (one selection and one M for each slab)."""
-        self.leave()
-        old, old_state = self._parts, self.twin.state
-        parts = [part for number, selection in enumerate(selections) for part in self._split(number, selection)]
-        self._show(parts)
-        for part in parts:
-            before = next((p for p in old if p.key == part.key), None)
-            if before is not None:
-                state = self._carry(before, old_state.get(before.param, {}), part, memories[part.slab])
-            else:
-                state = self._gather_base_state(part)
-            if state:
-                self.twin.state[part.param] = {**state, **_copies(self._scalars.get(part.key, {}))}
-
-    def leave(self) -> None:
-        """Give the state of the selected coordinates back to the base, if it keeps a full one."""
+        self._scatter()
+        old = {part.key: (part, self.twin.state.get(part.param, {})) for part in self._parts}
+        self._show([part for number, selection in enumerate(selections) for part in self._split(number, selection)])
         for part in self._parts:
-            state = self.twin.state.get(part.param, {})
-            scalars = {n: value for n, value in state.items() if not _per_coordinate(n, value, part.param)}
-            self._scalars[part.key] = scalars
-            if self.full_state:
-                for name in state.keys() - scalars.keys():
-                    self._full(part, name)[part.indices - part.start] = state[name]
-        if self.full_state:
-            self._show([])
+            if part.key not in old:
+                state = self._gather(part, *self._base_state(part))
+            elif self.full_state:
+                before, held = old[part.key]
+                state = self._gather(part, held, before.param)
+            else:
+                state = self._carry(*old[part.key], part, memories[part.slab])
+            if state:
+                self.twin.state[part.param] = state
 
     def flush(self) -> None:
-        """`leave`, and bring the base's step counts up to date: needed before it steps by itself or is saved."""
-        self.leave()
+        """Give all state back to the base, if it keeps a full one: needed before it steps by itself or is saved."""
+        if not self.full_state:
+            return
+        self._scatter()
+        for part in self._parts:
+            scalars = _scalars(self.twin.state.get(part.param, {}), part.param)
+            for p in self._params_of(part):
+                self.base.state[p].update(_copies(scalars))
+        self._show([])
+
+    def _scatter(self) -> None:
+        """Write the selected part of momentum and the like back to the base's full-size vectors."""
         if self.full_state:
-            for (slab, group), scalars in self._scalars.items():
-                for p in self._params_of(slab, group):
-                    self.base.state[p].update(_copies(scalars))
-            self._scalars.clear()
+            for part in self._parts:
+                state = self.twin.state.get(part.param, {})
+                for name in state.keys() - _scalars(state, part.param).keys():
+                    self._full(part, name)[part.indices - part.start] = state[name]
 
     def step(self, values: Sequence[Tensor], frozen: Tensor | None = None) -> None:
         """One step of the twin with `values` as gradient (k of them for each slab), written through to the parameters.
@@ -129,21 +127,22 @@ class CompactBase:
         return {"parts": parts}
 
     def load_state_dict(self, state: dict[str, Any], selections: Sequence[Selection]) -> None:
-        self._scalars.clear()
         self._flat.clear()
         self._show([])
         if self.full_state or not state["parts"]:
             return
-        parts = [part for number, selection in enumerate(selections) for part in self._split(number, selection)]
-        self._show(parts)
-        for part, saved in zip(parts, state["parts"], strict=True):
+        self._show([part for number, selection in enumerate(selections) for part in self._split(number, selection)])
+        for part, saved in zip(self._parts, state["parts"], strict=True):
             if not torch.equal(part.indices.cpu(), saved["indices"].cpu()):
                 raise ValueError("the saved state's coordinates are not those of its selection: the file is damaged")
-            if saved["state"]:
-                self.twin.state[part.param] = {
-                    name: value.to(part.param.device) if _per_coordinate(name, value, part.param) else value
-                    for name, value in _copies(saved["state"]).items()
-                }
+            group = self.base.param_groups[part.group]
+            on_device = group.get("capturable") or group.get("fused")  # where torch itself keeps step counts
+            values = _copies(saved["state"])
+            for name, value in values.items():
+                if isinstance(value, Tensor) and (on_device or name not in _scalars(values, part.param)):
+                    values[name] = value.to(part.param.device)
+            if values:
+                self.twin.state[part.param] = values
 
     def _show(self, parts: list[_Part]) -> None:
         self._parts = parts
@@ -154,33 +153,41 @@ class CompactBase:
         ]
 
     def _split(self, number: int, selection: Selection) -> list[_Part]:
-        """The selection of a slab by parameter group; a group without selected coordinates has no part."""
+        """The selection of a slab by parameter group; a group without selected coordinates has an empty part."""
         slab, indices = self.slabs[number], selection.indices
         parts = []
         for group, start, stop in slab.spans:
             places = None if len(slab.spans) == 1 else torch.nonzero((indices >= start) & (indices < stop)).squeeze(1)
             own = indices if places is None else indices[places]
-            if own.numel():
-                param = nn.Parameter(torch.empty(own.numel(), dtype=slab.dtype, device=slab.device))
-                parts.append(_Part(number, group, start, own, places, param))
+            param = nn.Parameter(torch.empty(own.numel(), dtype=slab.dtype, device=slab.device))
+            parts.append(_Part(number, group, start, own, places, param))
         return parts
 
-    def _params_of(self, slab: int, group: int) -> list[Tensor]:
-        own = {id(p) for p in self.base.param_groups[group]["params"]}
-        return [p for p in self.slabs[slab].params if id(p) in own]
+    def _params_of(self, part: _Part) -> list[Tensor]:
+        own = {id(p) for p in self.base.param_groups[part.group]["params"]}
+        return [p for p in self.slabs[part.slab].params if id(p) in own]
 
-    def _gather_base_state(self, part: _Part) -> dict[str, Any]:
-        first = self._params_of(part.slab, part.group)[0]
-        state = {}
-        for name, value in self.base.state.get(first, {}).items():
-            if _per_coordinate(name, value, first):
-                value = self._full(part, name)[part.indices - part.start]
-            state[name] = value
-        return _copies(state)
+    def _base_state(self, part: _Part) -> tuple[dict[str, Any], Tensor]:
+        """The base's state of one parameter of the group, and that parameter; all must have the same step count."""
+        params = self._params_of(part)
+        states = [self.base.state.get(p, {}) for p in params]
+        counts = {float(state["step"]) for state in states if "step" in state} if not self._flat else set()
+        if len(counts) > 1:
+            raise ValueError(
+                f"the base has stepped parameters of one group {', '.join(f'{c:g}' for c in sorted(counts))} times: a "
+                "vector of them has one step count, so start with a new base, or give them groups of their own"
+            )
+        return states[0], params[0]
+
+    def _gather(self, part: _Part, state: dict[str, Any], param: Tensor) -> dict[str, Any]:
+        """For the coordinates of `part`: what `state`, that of `param`, has per coordinate, from the base's vectors."""
+        scalars = _scalars(state, param)
+        vectors = {n: self._full(part, n)[part.indices - part.start] for n in state.keys() - scalars.keys()}
+        return vectors | _copies(scalars)
 
     def _full(self, part: _Part, name: str) -> Tensor:
         """The base's state `name` of a whole group as one vector, the base holding views of it."""
-        params = self._params_of(part.slab, part.group)
+        params = self._params_of(part)
         flat, views = self._flat.get((*part.key, name), (None, []))
         if flat is None or any(self.base.state[p].get(name) is not v for p, v in zip(params, views, strict=True)):
             held = [self.base.state[p].get(name, torch.zeros_like(p)) for p in params]
@@ -194,23 +201,22 @@ class CompactBase:
 
     def _carry(self, old: _Part, old_state: dict[str, Any], new: _Part, memory: Tensor) -> dict[str, Any]:
         """State for the coordinates of `new`: that of `old` where they were selected before, else as they enter."""
+        state = _scalars(old_state, old.param)
         order = old.indices.argsort()
-        where = torch.searchsorted(old.indices[order], new.indices).clamp_(max=old.indices.numel() - 1)
-        source = order[where]
-        stayed = old.indices[source] == new.indices
-        state = {}
-        for name, value in old_state.items():
-            if not _per_coordinate(name, value, old.param):
-                state[name] = value
-                continue
+        where = torch.searchsorted(old.indices[order], new.indices).clamp_(max=max(old.indices.numel() - 1, 0))
+        for name in old_state.keys() - state.keys():
+            value = old_state[name]
             entering = torch.zeros(new.indices.numel(), dtype=value.dtype, device=value.device)
             if is_second_moment(name):
                 betas = self.base.param_groups[new.group].get("betas")
                 known = 1.0
-                if betas and "step" in old_state:  # in double precision, and without a wait for the device
-                    known = 1 - betas[1] ** torch.as_tensor(old_state["step"], dtype=torch.float64)
+                if betas and "step" in state:  # in double precision, and without a wait for the device
+                    known = 1 - betas[1] ** torch.as_tensor(state["step"], dtype=torch.float64)
                 entering = (memory[new.indices].square() * known).to(value.dtype)
-            state[name] = torch.where(stayed, value[source], entering)
+            if old.indices.numel():
+                source = order[where]
+                entering = torch.where(old.indices[source] == new.indices, value[source], entering)
+            state[name] = entering
         return state
 
 
@@ -219,9 +225,10 @@ def is_second_moment(name: str) -> bool:
     return "sq" in name or name == "sum"
 
 
-def _per_coordinate(name: str, value: Any, param: Tensor) -> bool:
-    """Whether a state entry has one value for each coordinate; a parameter may itself be a single number."""
-    return isinstance(value, Tensor) and value.shape == param.shape and name not in ("step", "mu_product", "mu", "eta")
+def _scalars(state: dict[str, Any], param: Tensor) -> dict[str, Any]:
+    """The entries that are not one value for each coordinate: step counts and such. A parameter may be one number."""
+    names = ("step", "mu_product", "mu", "eta")
+    return {n: v for n, v in state.items() if n in names or not isinstance(v, Tensor) or v.shape != param.shape}
 
 
 def _copies(state: dict[str, Any]) -> dict[str, Any]:

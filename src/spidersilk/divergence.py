@@ -1,4 +1,4 @@
-"""Watches that v is finite: at once on the CPU; on CUDA through a flag on the device, so that no step waits for it."""
+"""Watches that v is finite: at once on the CPU; on CUDA through a flag on the device, so that no step waits."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Guard:
         new = ~good & (self._first_bad[0] < 0)
         self._first_bad[0].copy_(torch.where(new, step, self._first_bad[0]))
         self._first_bad[1].copy_(torch.where(new, inner_step, self._first_bad[1]))
-        self._on_host.copy_(self._first_bad, non_blocking=True)
-        self._copied = torch.cuda.Event()
-        self._copied.record(torch.cuda.current_stream(self._device))
+        if self._copied is None or self._copied.query():  # one copy under way is enough, and it will arrive
+            self._on_host.copy_(self._first_bad, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(self._device))
         return self._first_bad[0] >= 0
 
     def poll(self) -> None:
@@ -48,8 +49,8 @@ class Guard:
 
     def wait(self) -> None:
         """Raise if any step so far was bad, waiting for the device."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        if self._device is not None:
+            self._on_host.copy_(self._first_bad)
             self._raise_if_bad()
 
     def _raise_if_bad(self) -> None:
@@ -59,3 +60,20 @@ class Guard:
             self._first_bad.fill_(-1)
             self._on_host.fill_(-1)
             raise self._error(step, inner_step)
+
+
+class Secants:
+    """The largest |g(x) - g(y)| / |x - y| seen, a lower bound of the smoothness L; kept on the device."""
+
+    def __init__(self) -> None:
+        self._largest: Tensor | None = None
+
+    def observe(self, differences: Sequence[Tensor], distance: Tensor) -> None:
+        """Take note of a difference of gradients, in pieces, between two points at that distance."""
+        size = torch.stack([x.double().norm().to(distance.device) for x in differences]).norm()
+        secant = (size / distance.clamp(min=torch.finfo(torch.float64).tiny)).nan_to_num(0.0, 0.0, 0.0)
+        self._largest = secant if self._largest is None else torch.maximum(self._largest, secant)
+
+    def largest(self) -> float | None:
+        """None if nothing was seen, or nothing finite and positive."""
+        return (None if self._largest is None else float(self._largest)) or None

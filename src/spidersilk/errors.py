@@ -19,6 +19,7 @@ class DivergenceError(RuntimeError):
         step_times_smoothness: float,
         smoothness: float | None,
     ):
+        self._told = (step, inner_step, norms, lr, step_times_smoothness, smoothness)
         self.step, self.inner_step, self.norms, self.lr = step, inner_step, norms, lr
         self.theorem_1_lr = step_times_smoothness / smoothness if smoothness else None
         where = "an anchor" if inner_step == 0 else f"small step {inner_step} after its anchor"
@@ -30,3 +31,6 @@ class DivergenceError(RuntimeError):
             f"the estimate v is not finite at step {step} ({where}): {sizes}, lr = {', '.join(f'{x:g}' for x in lr)}. "
             f"{theory}. x is as it was: lower lr, shorten the inner loop, or use SparseSVRG, and go on with an anchor."
         )
+
+    def __reduce__(self) -> tuple:
+        return type(self), self._told  # so that it can cross to another process

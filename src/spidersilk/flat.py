@@ -85,11 +85,9 @@ class Slab:
         copy_all(tensors, self.views(flat))
 
     def write_gradients(self, flat: Tensor) -> None:
-        """Make p.grad a copy of the vector, in the tensors that are there if they fit."""
+        """Make p.grad a copy of the vector, in new tensors: those of the closure may be its own, or one for two."""
         for p, view in zip(self.params, self.views(flat), strict=True):
-            if p.grad is None or p.grad.layout != torch.strided or p.grad.dtype != p.dtype:
-                p.grad = torch.empty_like(p)
-            p.grad.copy_(view)
+            p.grad = torch.empty_like(p).copy_(view)
 
     def gradients(self) -> list[Tensor | None]:
         return [p.grad for p in self.params]

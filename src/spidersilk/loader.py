@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ class AnchorLoader:
                 self._position = after
                 yield self._take(indices), is_anchor
         else:
-            yield from self._through_dataloader(list(steps))
+            yield from self._through_dataloader(steps)
 
     def __len__(self) -> int:
         """Batches in one iteration; a loader with random lengths has no length."""
@@ -109,15 +110,29 @@ class AnchorLoader:
             raise TypeError("an AnchorLoader with geometric inner lengths has no fixed number of batches")
         return self.loops * (len(self._pieces()) + self.inner_length.mean - 1)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"seed": self._seed, **self._position._asdict()}
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": self._seed, "position": self._position._asdict(), "settings": self._settings()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        state = dict(state)
-        self._seed = state.pop("seed")
-        self._position = Position(**state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the batch after the last one that was given when the state was taken."""
+        here, there = self._settings(), state["settings"]
+        wrong = [
+            f"{name}: {there.get(name)!r} there, {here[name]!r} here" for name in here if there.get(name) != here[name]
+        ]
+        if wrong:
+            raise ValueError(f"the state was saved with other settings ({'; '.join(wrong)}): construct the same loader")
+        self._seed = state["seed"]
+        self._position = Position(**state["position"])
         self._resumed = self._position.loop < self._position.last_loop
         self._passes.clear()
+
+    def _settings(self) -> dict[str, Any]:
+        """What decides which samples come when; `loops` may change between iterations."""
+        names = ("anchor_batch_size", "batch_size", "micro_batch_size", "sampling")
+        return {name: getattr(self, name) for name in names} | {
+            "samples": self._size,
+            "inner_steps": repr(self.inner_length),
+        }
 
     def _pieces(self) -> list[tuple[int, int]]:
         size = self.micro_batch_size or self.anchor_batch_size
@@ -135,7 +150,7 @@ class AnchorLoader:
                 for number in range(piece, len(pieces)):
                     start, stop = pieces[number]
                     last = number == len(pieces) - 1
-                    marker = Anchor((stop - start) / self.anchor_batch_size, last, idle=length == 0)
+                    marker = Anchor((stop - start) / self.anchor_batch_size, number == 0, last, idle=length == 0)
                     if indices is not None:
                         part = indices[start:stop]
                     else:
@@ -171,14 +186,18 @@ class AnchorLoader:
             batch = tuple(t.index_select(0, indices.to(t.device, non_blocking=True)) for t in self._tensors)
         return batch[0] if isinstance(self.dataset, Tensor) else batch
 
-    def _through_dataloader(self, steps: list[tuple[Tensor | None, Anchor | bool, Position]]) -> Iterator:
-        everything = range(self._size)
-        batches = [list(everything) if indices is None else indices.tolist() for indices, _, _ in steps]
+    def _through_dataloader(self, steps: Iterator[tuple[Tensor | None, Anchor | bool, Position]]) -> Iterator:
+        ahead: deque[tuple[Anchor | bool, Position]] = deque()  # of batches that workers are preparing
+
+        def batches() -> Iterator[list[int]]:
+            for indices, is_anchor, after in steps:
+                ahead.append((is_anchor, after))
+                yield list(range(self._size)) if indices is None else indices.tolist()
+
         # The base seed of the workers comes from a generator of its own, so that iterating leaves the global one alone.
         options = {"generator": generator_at("cpu", self._seed, *self._position), **self._dataloader}
-        loader = DataLoader(self.dataset, batch_sampler=batches, **options)  # pyright: ignore[reportArgumentType]
-        for batch, (_, is_anchor, after) in zip(loader, steps, strict=True):
-            self._position = after
+        for batch in DataLoader(self.dataset, batch_sampler=batches(), **options):  # pyright: ignore[reportArgumentType]
+            is_anchor, self._position = ahead.popleft()
             yield batch, is_anchor
 
 
@@ -198,7 +217,7 @@ def _subset(n: int, size: int, generator: torch.Generator) -> Tensor:
 def _as_tensors(dataset: object) -> tuple[Tensor, ...] | None:
     if isinstance(dataset, Tensor):
         tensors: tuple[Tensor, ...] = (dataset,)
-    elif isinstance(dataset, TensorDataset):
+    elif type(dataset) is TensorDataset:  # a subclass may transform what it gives
         tensors = tuple(dataset.tensors)
     elif isinstance(dataset, list | tuple) and dataset and all(isinstance(t, Tensor) for t in dataset):
         tensors = tuple(dataset)

@@ -18,11 +18,13 @@ from spidersilk.streams import generator_at
 class Anchor:
     """What a loader says of an anchor batch. It is true, so `if is_anchor` works as with a plain True.
 
-    An anchor may come in pieces (`weight` is the piece's share of the samples, `last` ends it), and may be `idle`: the
-    anchor of an inner loop of length 0, which is evaluated and counted but moves nothing.
+    An anchor may come in pieces: `weight` is the piece's share of the samples, `first` begins an anchor, whatever came
+    of an earlier one, and `last` ends it. It may be `idle`: the anchor of an inner loop of length 0, which is evaluated
+    and counted but moves nothing.
     """
 
     weight: float = 1.0
+    first: bool = True
     last: bool = True
     idle: bool = False
 
@@ -101,5 +103,8 @@ class InnerLine(LRScheduler):
 
     def _apply(self) -> None:
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]

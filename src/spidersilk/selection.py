@@ -55,7 +55,7 @@ class Selection:
         """k values in the order of `indices`, the random ones rescaled so that the selection is unbiased."""
         if isinstance(self.scale, float) and self.scale == 1.0:
             return values
-        return torch.cat([values[: self.k1], values[self.k1 :] * self.scale])
+        return torch.cat([values[: self.k1], (values[self.k1 :] * self.scale).to(values.dtype)])
 
     def apply(self, y: Tensor) -> Tensor:
         """rtop(y) for this draw: the selected entries of y, the random ones rescaled, zero elsewhere. Linear in y."""
@@ -150,7 +150,7 @@ def _join(parts: list[Selection], like: Tensor) -> Selection:
     for part in parts:
         tops.append(part.top + offset)
         randoms.append(part.random + offset)
-        scales.append(torch.full((part.k2,), float(part.scale), dtype=like.dtype, device=like.device))
+        scales.append(torch.full((part.k2,), float(part.scale), dtype=torch.float64, device=like.device))
         offset += part.d
     return Selection(torch.cat(tops), torch.cat(randoms), torch.cat(scales), offset)
 

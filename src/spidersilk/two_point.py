@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from spidersilk.buffers import BufferGuard
 
 Closure = Callable[[], Any]
 
@@ -24,22 +26,29 @@ class TwoPoint:
         self.evaluating: str | None = None
         self._devices = sorted({p.device.index or 0 for p in self.params if p.is_cuda})
         self._randomness: list[Tensor] = []
+        self._buffers: BufferGuard | None = None
         self._seen_values = False
 
-    def at_current(self, closure: Closure) -> Any:
-        """Evaluate at the parameters as they are, remembering the random state for `at_reference`."""
+    def at_current(self, closure: Closure, then_reference: bool = False) -> Any:
+        """Evaluate at the parameters as they are; remember what `at_reference` needs if it is to follow."""
+        if not then_reference:
+            return self._run(closure, "current")
+        if self._buffers is None:
+            self._buffers = BufferGuard(self.params)
         self._randomness = self._random_state()
-        return self._run(closure, "current")
+        with self._buffers.at_current():
+            return self._run(closure, "current")
 
     def at_reference(self, closure: Closure, points: Sequence[Tensor]) -> Any:
-        """Evaluate with the parameters' values replaced by `points`, the random numbers of the last `at_current`.
+        """Evaluate with the values of `points`, and the randomness and buffers that the last `at_current` began with.
 
         Parameters, buffers and random state are afterwards as before, also if the closure raises.
         """
+        assert self._buffers is not None
         after = self._random_state()
         self._set_random_state(self._randomness)
         try:
-            with swapped(self.params, points), guarded_buffers():
+            with swapped(self.params, points), self._buffers.at_reference():
                 return self._run(closure, "reference")
         finally:
             self._set_random_state(after)
@@ -49,19 +58,21 @@ class TwoPoint:
             p.grad = None
         versions = [p._version for p in self.params]
         values = None if self._seen_values else [p.detach().clone() for p in self.params]
+        torch.clear_autocast_cache()  # an autocast around the step would keep casts of the other point's weights
         self.evaluating = point
         try:
             with torch.enable_grad():
                 loss = closure()
         finally:
             self.evaluating = None
+            torch.clear_autocast_cache()
         if loss is None:
             raise RuntimeError("the closure returned None: let it return the loss")
         if all(p.grad is None for p in self.params):
             raise RuntimeError("the closure left no gradient in any parameter: let it call loss.backward()")
         # In-place changes raise the version; changes through .data do not, so the first evaluation compares values.
         changed = versions != [p._version for p in self.params]
-        if changed or (values is not None and not all(map(torch.equal, self.params, values))):
+        if changed or (values is not None and not all(map(_same, self.params, values))):
             raise RuntimeError(
                 "the closure changed the parameters: let it compute the loss and call backward() only; "
                 "optimizer.step, weight clipping and the like belong after the step"
@@ -91,33 +102,6 @@ def swapped(params: Sequence[Tensor], points: Sequence[Tensor]) -> Iterator[None
             p.data = data
 
 
-@contextmanager
-def guarded_buffers() -> Iterator[None]:
-    """Undo every change to a buffer (BatchNorm's running statistics, say) of any module called inside.
-
-    It wraps `nn.Module.__call__` rather than register a global hook: hooks do not run outside of a graph for a module
-    compiled in place, and torch.compile warns of them.
-    """
-    seen: set[int] = set()
-    saved: list[tuple[nn.Module, str, Tensor, Tensor]] = []
-    original = nn.Module.__call__
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if id(self) not in seen and not torch.compiler.is_compiling():
-            for module in self.modules():
-                if id(module) not in seen:
-                    seen.add(id(module))
-                    for name, buffer in module._buffers.items():
-                        if buffer is not None and 0 not in buffer.stride():  # an expanded one cannot be written to
-                            saved.append((module, name, buffer, buffer.detach().clone()))
-        return original(self, *args, **kwargs)
-
-    nn.Module.__call__ = call
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = original
-        with torch.no_grad():
-            for module, name, buffer, value in saved:
-                buffer.copy_(value)
-                module._buffers[name] = buffer
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal, nan for nan."""
+    return bool(((a == b) | ((a != a) & (b != b))).all())

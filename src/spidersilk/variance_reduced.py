@@ -15,14 +15,14 @@ from spidersilk.checks import resolve_counts
 from spidersilk.choices import check_base, check_choices, moves_by_gradient_alone
 from spidersilk.compact import CompactBase
 from spidersilk.diagnostics import QueryCounter
-from spidersilk.divergence import Guard
+from spidersilk.divergence import Guard, Secants
 from spidersilk.errors import DivergenceError
 from spidersilk.flat import Slab, make_slabs
 from spidersilk.kernels import dispatch
 from spidersilk.planner import theorem_1_step
 from spidersilk.schedule import Anchor, InnerLength, as_inner_length
 from spidersilk.selection import RTop, Selection, draw_over
-from spidersilk.streams import Stream, fresh_seed
+from spidersilk.streams import Stream, fresh_seed, mix
 from spidersilk.two_point import Closure, TwoPoint
 from spidersilk.vectors import Vectors
 
@@ -30,7 +30,7 @@ from spidersilk.vectors import Vectors
 class VarianceReduced(Optimizer):
     """Gives any `torch.optim` optimizer a variance-reduced, optionally sparse, gradient estimate to step with.
 
-    base: the optimizer that moves the parameters (SGD for the paper's algorithms, momentum, AdamW, a fused one).
+    base_optimizer: what moves the parameters: SGD for the paper's algorithms, momentum, AdamW, a fused one.
     reference: what a small step's gradient is compared with: the "previous" iterate, the "anchor" point, or None (no
         difference: one evaluation instead of two).
     sparsity: `RTop(k1, k2, ...)`, or None for the dense method.
@@ -49,7 +49,7 @@ class VarianceReduced(Optimizer):
 
     def __init__(
         self,
-        base: Optimizer,
+        base_optimizer: Optimizer,
         reference: str | None = "anchor",
         *,
         move: str = "all",
@@ -61,13 +61,13 @@ class VarianceReduced(Optimizer):
         backend: str = "auto",
         generator: torch.Generator | None = None,
     ):
-        check_base(base)
+        check_base(base_optimizer, move, anchor_move)
         self.scaling = check_choices(reference, move, choose, anchor_move, sparsity)
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm = {max_norm} must be positive: None turns clipping off")
-        super().__init__(base.param_groups, {})
-        self.base = base
-        self.param_groups, self.defaults = base.param_groups, base.defaults
+        super().__init__(base_optimizer.param_groups, {})
+        self.base = base_optimizer
+        self.defaults = base_optimizer.defaults
         self.reference, self.move, self.choose, self.anchor_move = reference, move, choose, anchor_move
         self.sparsity, self.max_norm = sparsity, max_norm
         self.inner_length = None if inner_steps is None else as_inner_length(inner_steps)
@@ -81,12 +81,27 @@ class VarianceReduced(Optimizer):
         self._stream = Stream(fresh_seed(generator))
         self._selections: list[Selection] | None = None
         self._slabs: list[Slab] = []
-        self._smoothness: Tensor | None = None
+        self._secants = Secants()
+        self._longest_loop = 1
         d = self.d
         if sparsity is not None and not sparsity.per_tensor:
             resolve_counts(sparsity.k1, sparsity.k2, d)
 
     # What a user asks.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The base's own, also after the base has loaded a state."""
+        return self.base.param_groups if hasattr(self, "base") else self._groups_at_start
+
+    @param_groups.setter
+    def param_groups(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, groups: list[dict[str, Any]]
+    ) -> None:
+        if hasattr(self, "base"):
+            self.base.param_groups = groups
+        else:
+            self._groups_at_start = groups  # torch's constructor fills a list of its own
 
     @property
     def d(self) -> int:
@@ -166,25 +181,30 @@ class VarianceReduced(Optimizer):
             raise ValueError(f"anchor = {anchor!r} must be True, False, None, or what an AnchorLoader yields")
         if not self.next_is_anchor(anchor):
             return None
-        if anchor is None and self.inner_length is not None:
-            self.loop_length = self.inner_length.length(self._stream.seed, self.anchors)
-            return Anchor(idle=self.loop_length == 0)
-        return Anchor()
+        return Anchor(idle=anchor is None and self._next_length() == 0)
+
+    def _next_length(self) -> int:
+        """The length of the loop that the next anchor begins, where the optimizer counts by itself."""
+        return (
+            0 if self.inner_length is None else self.inner_length.length(mix(self._stream.seed, _LENGTHS), self.anchors)
+        )
 
     def _anchor_step(self, closure: Closure, marker: Anchor, samples: int | None) -> Any:
         """v := gradient of a large batch, or of the pieces that make it up (lines 5-6); the first move (line 9)."""
+        if marker.first:
+            self.anchor_share = 0.0
         share = self.anchor_share + marker.weight
         if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
             raise RuntimeError(f"the pieces of an anchor make up {share:.0%} of it: give each once, in order")
         if self._compact is not None:
             self._compact.flush()
         loss = self._points.at_current(closure)
-        self._vectors.accumulate(marker.weight, first=self.anchor_share == 0)
+        self._vectors.accumulate(marker.weight, marker.first)
         self._queries.add(samples, 1, 1.0)
         self.anchor_share = share
         if not marker.last:
             return loss
-        self.anchor_share = 0.0
+        self.anchor_share, self.loop_length = 0.0, self._next_length()
         self.anchors += 1
         self.inner_step = -1
         if marker.idle:
@@ -202,8 +222,7 @@ class VarianceReduced(Optimizer):
                 self._move_selected([s.gather(v) for s, v in zip(selections, vectors.v, strict=True)], frozen)
         if self.anchor_move == "all":
             self._move_all(frozen)
-        if self._compact is not None and self.reference is None:
-            vectors.v = []  # every small step brings a fresh gradient
+        vectors.forget_estimate()
         self._done(0)
         return loss
 
@@ -211,14 +230,12 @@ class VarianceReduced(Optimizer):
         """v from a small batch at two points (lines 10-11), M (line 12), and a move (line 9)."""
         inner_step = self.inner_step + 1
         selections = self._select()  # M alone decides it, so it is drawn before any gradient is known
-        loss = self._points.at_current(closure)
+        loss = self._points.at_current(closure, then_reference=self.reference is not None)
         values = self._vectors.read(selections)
         if self.reference is not None:
             self._points.at_reference(closure, self._vectors.points)
             for at_current, at_point in zip(values, self._vectors.read(selections), strict=True):
                 at_current.sub_(at_point)
-            if inner_step == 1:
-                self._observe_secant(values)
         selected = sum(slab.d if s is None else s.k for slab, s in zip(self._slabs, selections, strict=True))
         self._queries.add(samples, 1 if self.reference is None else 2, selected / self.d)
         if self._compact is None:
@@ -239,6 +256,7 @@ class VarianceReduced(Optimizer):
             else:
                 estimators.fresh(v, value, selection, scaling, ops)
         frozen = self._guard.watch(vectors.v, self.steps, inner_step)
+        self._observe_secant(values, inner_step)
         if self.sparsity is not None:
             for m, v in zip(vectors.memory, vectors.v, strict=True):
                 memory.update(m, v, self.sparsity.memory_decay, ops)
@@ -250,9 +268,10 @@ class VarianceReduced(Optimizer):
         """Make v and M new on the selection, then move x there."""
         assert self.sparsity is not None
         assert self._selections is not None
-        v_anchors = self._vectors.v or [None] * len(values)
+        v_anchors = self._vectors.v if self.reference == "anchor" else [None] * len(values)
         moved = [estimators.selected(v, x, s) for v, x, s in zip(v_anchors, values, self._selections, strict=True)]
         frozen = self._guard.watch(moved, self.steps, inner_step)
+        self._observe_secant(values, inner_step)
         for m, x, selection in zip(self._vectors.memory, moved, self._selections, strict=True):
             memory.update_selected(m, selection, x, self.sparsity.memory_decay, self._ops)
         self._move_selected(moved, frozen)
@@ -332,25 +351,24 @@ class VarianceReduced(Optimizer):
     def _done(self, inner_step: int) -> None:
         self.inner_step = inner_step
         self.steps += 1
+        self._longest_loop = max(self._longest_loop, inner_step + 1)
 
-    def _observe_secant(self, differences: list[Tensor]) -> None:
-        """Keep the largest |g(x) - g(y)| / |x - y| seen, a lower bound of L: what a DivergenceError reports."""
-        device = self._slabs[0].device
-        size = torch.stack([x.double().norm().to(device) for x in differences]).norm()
-        secant = size / self._vectors.distance().clamp(min=torch.finfo(torch.float64).tiny)
-        self._smoothness = secant if self._smoothness is None else torch.fmax(self._smoothness, secant)
+    def _observe_secant(self, differences: list[Tensor], inner_step: int) -> None:
+        """Once in each loop, just after its anchor: the smoothness that a DivergenceError will tell of."""
+        if self.reference is not None and inner_step == 1:
+            self._secants.observe(differences, self._vectors.distance())
 
     def _divergence(self, step: int, inner_step: int) -> DivergenceError:
         """Describe what happened, and let the next step be an anchor that starts v and M anew."""
         norms = self._vectors.norms()
-        self.inner_step, self._vectors.has_memory = -1, False
+        self.inner_step, self.anchor_share, self._vectors.has_memory = -1, 0.0, False
         k2 = self.d
         if self.sparsity is not None and not self.sparsity.per_tensor:
             k2 = resolve_counts(self.sparsity.k1, self.sparsity.k2, self.d)[1]
-        length = self.inner_length.mean if self.inner_length else max(inner_step + 1, self.loop_length)
-        smoothness = None if self._smoothness is None else float(self._smoothness)
+        length = self.inner_length.mean if self.inner_length else max(inner_step + 1, self._longest_loop)
+        allowed = theorem_1_step(max(k2, 1), self.d, length)
         lr = [float(group["lr"]) for group in self.param_groups if "lr" in group]
-        return DivergenceError(step, inner_step, norms, lr, theorem_1_step(max(k2, 1), self.d, length), smoothness)
+        return DivergenceError(step, inner_step, norms, lr, allowed, self._secants.largest())
 
     # Saving and loading.
 
@@ -372,6 +390,8 @@ class VarianceReduced(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the `state_dict` of an optimizer with the same settings, over parameters of the same sizes."""
+        if "settings" not in state_dict:
+            raise ValueError(f"not a state of {type(self).__name__}: it has {', '.join(state_dict)} and no settings")
         here = self._settings()
         there = state_dict["settings"]
         wrong = [
@@ -380,7 +400,6 @@ class VarianceReduced(Optimizer):
         if wrong:
             raise ValueError(f"the state was saved with other settings ({'; '.join(wrong)}): construct the same one")
         self.base.load_state_dict(state_dict["base"])
-        self.param_groups = self.base.param_groups
         self._stream.load_state_dict(state_dict["stream"])
         self._queries.total = state_dict["counters"]["queries"]
         for name in _COUNTERS:
@@ -412,6 +431,7 @@ class VarianceReduced(Optimizer):
         }
 
 
+_LENGTHS = 1  # the stream of loop lengths, apart from that of selections
 _COUNTERS = ("steps", "anchors", "inner_step", "loop_length", "anchor_share")
 _CHANGED = (
     "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "

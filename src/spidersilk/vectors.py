@@ -16,7 +16,7 @@ from spidersilk.selection import Selection
 class Vectors:
     """Flat vectors over `slabs`, with per-parameter views in `state[p]` under their names.
 
-    `v` is empty between anchors for a method that keeps no estimate; `v_anchor`, `memory` and `points` are empty for
+    `v` is empty between anchors for a method that keeps no `estimate`; `v_anchor`, `memory` and `points` are empty for
     one that has no use for them. `points` are views that can stand in for the parameters.
     """
 
@@ -33,6 +33,7 @@ class Vectors:
         self.slabs = list(slabs)
         self.params = [p for slab in self.slabs for p in slab.params]
         self._state = state
+        self.keeps_estimate = estimate
         self.v = self._allocate("estimate") if estimate else []
         self.v_anchor = self._allocate("anchor_estimate") if anchor_estimate else []
         self.memory = self._allocate("memory") if memory else []
@@ -75,6 +76,11 @@ class Vectors:
         if self.points:
             copy_all(self.points, [p.detach() for p in self.params])
 
+    def forget_estimate(self) -> None:
+        """Between anchors, for a method that keeps none."""
+        if not self.keeps_estimate:
+            self.v = []
+
     def start_memory(self) -> None:
         for m, v in zip(self.memory, self.v, strict=True):
             memory.start(m, v)
@@ -99,8 +105,8 @@ class Vectors:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.has_memory = state["has_memory"]
         flat = state["flat"]
-        if "estimate" in flat and not self.v:
-            self.v = [slab.zeros() for slab in self.slabs]
+        if not self.keeps_estimate:
+            self.v = [slab.zeros() for slab in self.slabs] if "estimate" in flat else []
         for name, own in (("estimate", self.v), ("anchor_estimate", self.v_anchor), ("memory", self.memory)):
             for target, saved in zip(own, flat.get(name, []), strict=False):
                 target.copy_(saved)

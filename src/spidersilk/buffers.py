@@ -1,0 +1,109 @@
+"""Buffers of the modules that a closure runs: the same at the start of both evaluations, changed by the first alone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class _Saved(NamedTuple):
+    module: nn.Module
+    name: str
+    buffer: Tensor
+    value: Tensor
+
+
+class BufferGuard:
+    """Knows the modules that hold `params`, all modules around them, and every module called under it so far.
+
+    The first are found among the live objects, so that compiled functions and methods other than `forward` are covered;
+    the last by wrapping `nn.Module.__call__`, so that a part of the model without parameters of ours is covered too.
+    """
+
+    def __init__(self, params: Sequence[Tensor]):
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet(_modules_around(params))
+        self._before: list[_Saved] = []
+
+    @contextmanager
+    def at_current(self) -> Iterator[None]:
+        """Remember the buffers as they are before this evaluation."""
+        self._before = _snapshot(self._known)
+        with self._noticing(self._before):
+            yield
+
+    @contextmanager
+    def at_reference(self) -> Iterator[None]:
+        """Start from the buffers that the last current evaluation started from; afterwards, those it left."""
+        after = _snapshot(self._known)
+        _reinstate(self._before)
+        try:
+            with self._noticing(after):
+                yield
+        finally:
+            _reinstate(after)
+
+    @contextmanager
+    def _noticing(self, saved: list[_Saved]) -> Iterator[None]:
+        """Add modules not known yet, as they are called, and their buffers to `saved`.
+
+        It wraps `nn.Module.__call__` rather than register a global hook: torch.compile warns of those.
+        """
+        original = nn.Module.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and module not in self._known:
+                new = [part for part in module.modules() if part not in self._known]
+                self._known.update(new)
+                saved.extend(_snapshot(new))
+            return original(module, *args, **kwargs)
+
+        nn.Module.__call__ = call
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = original
+
+
+def _snapshot(modules: Iterable[nn.Module]) -> list[_Saved]:
+    return [
+        _Saved(module, name, buffer, buffer.detach().clone())
+        for module in modules
+        for name, buffer in module.named_buffers(recurse=False)
+        if 0 not in buffer.stride()  # an expanded one cannot be written to
+    ]
+
+
+def _reinstate(saved: list[_Saved]) -> None:
+    with torch.no_grad():
+        for module, name, buffer, value in saved:
+            buffer.copy_(value)
+            held = module.__dict__.get("_buffers")  # a scripted module has none to assign to
+            if held is not None:
+                held[name] = buffer
+
+
+def _modules_around(params: Sequence[Tensor]) -> list[nn.Module]:
+    """The live modules that hold one of `params`, those that contain such a one, and all that is in them."""
+    wanted = {id(p) for p in params}
+    parents: dict[int, list[nn.Module]] = defaultdict(list)
+    reached: list[nn.Module] = []
+    for thing in gc.get_objects():
+        if issubclass(type(thing), nn.Module):  # isinstance would ask proxies for their class
+            for child in thing.__dict__.get("_modules", {}).values():
+                parents[id(child)].append(thing)
+            if any(id(p) in wanted for p in thing.__dict__.get("_parameters", {}).values()):
+                reached.append(thing)
+    around: dict[int, nn.Module] = {}
+    while reached:
+        module = reached.pop()
+        if id(module) not in around:
+            around[id(module)] = module
+            reached += parents[id(module)]
+    return [part for module in around.values() for part in module.modules()]
