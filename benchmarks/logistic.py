@@ -76,13 +76,14 @@ class Curve:
         self.problem, self.budget, self.tick = problem, budget, tick
         self.points: list[tuple[float, float]] = []
 
-    def note(self, queries: float, x: Tensor) -> bool:
-        """Whether the budget is used up."""
+    def note(self, queries: float, x: Tensor, next_cost: float = 0.0) -> bool:
+        """Whether the budget is used up, or would be overrun by the next step."""
         done = queries / self.problem.n
-        if not self.points or done >= min(self.points[-1][0] + 0.5, self.budget):
+        over = done >= self.budget or done + next_cost / self.problem.n > self.budget + 0.01
+        if over or not self.points or done >= self.points[-1][0] + 0.5:
             self.points.append((done, float(self.problem.value(x))))
             self.tick(done)
-        return done >= self.budget
+        return over
 
 
 def train(problem: Logistic, make: Callable, density: float, seed: int, curve: Curve) -> None:
@@ -99,7 +100,7 @@ def train(problem: Logistic, make: Callable, density: float, seed: int, curve: C
             x.grad = torch.mv(rows.T, torch.sigmoid(-margin)).mul_(-1 / len(rows)).add_(x.detach(), alpha=problem.lam)
             return margin
 
-        if curve.note(optimizer.gradient_queries, x.detach()):
+        if curve.note(optimizer.gradient_queries, x.detach(), n if is_anchor else 0.0):
             return
         optimizer.step(closure, anchor=is_anchor, samples=len(rows))
 
