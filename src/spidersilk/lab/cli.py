@@ -1,0 +1,255 @@
+"""The command `spidersilk`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spidersilk.lab import batch, demo, optimizers, report, reproduce
+from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
+from spidersilk.lab.files import DataError
+from spidersilk.lab.runner import RunError
+from spidersilk.lab.tasks import all_tasks, find, nearest
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Variance reduction with sparse gradients: run the paper's experiments, compare optimizers, read the report.",
+)
+console = Console()
+
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="runs side by side, each in a process of its own")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on where an interrupted run stopped")]
+Folder = Annotated[Path, typer.Option("--out", help="folder of the runs")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="folder of the data sets, before SPIDERSILK_DATA")]
+Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="key=value, as often as needed")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="how many seeds, from 0 (or the config's) on")]
+
+
+@app.command("demo", epilog="Example: spidersilk demo")
+def demo_command(out: Folder = Path("runs/demo"), jobs: Jobs = 1) -> None:
+    """Five optimizers on embedded data at equal queries: a table here, and a report to look at."""
+    torch.set_num_threads(1)
+    summaries = _sections(demo.parts(), out, jobs, resume=False, fresh=True, title="spidersilk demo")
+    _finish(summaries)
+
+
+@app.command("list", epilog="Example: spidersilk list")
+def list_command() -> None:
+    """The tasks with their options, and the optimizers."""
+    table = Table("task", "what it is", "options (--set)")
+    for name, task in all_tasks().items():
+        table.add_row(name, task.about, ", ".join(f"{k}={v}" for k, v in task.options.items()))
+    console.print(table)
+    table = Table("optimizer", "what it is")
+    for name, method in optimizers.METHODS.items():
+        table.add_row(name, method.about)
+    console.print(table)
+
+
+@app.command("run", epilog="Example: spidersilk run image --optimizer sparse-sgd --set data=digits --set budget=5")
+def run_command(
+    task: Annotated[str | None, typer.Argument(help="a task of `spidersilk list`")] = None,
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", "-o", help="an optimizer of `spidersilk list`")
+    ] = "sparse-svrg",
+    settings: Settings = None,
+    config: Annotated[Path | None, typer.Option("--config", help="a YAML file in place of task and optimizer")] = None,
+    name: Annotated[str, typer.Option(help="folder name of the run")] = "",
+    seeds: Seeds = 1,
+    jobs: Jobs = 1,
+    resume: Resume = False,
+    out: Folder = Path("runs"),
+    data_dir: DataDir = None,
+) -> None:
+    """One run (or one for each seed), to the budget, into a folder with config, metrics and summary."""
+    if (task is None) == (config is None):
+        raise ValueError("give a task or a --config, one of the two")
+    made = from_yaml(config) if config is not None else RunConfig(str(task), optimizer)
+    made = replace(apply_settings(made, settings or []), name=name or made.name)
+    if data_dir is not None:
+        made = replace(made, data_dir=str(data_dir))
+    configs = _with_seeds([made], seeds)
+    summaries = batch.run_all(configs, out, jobs=jobs, resume=resume, console=console)
+    _table(configs, summaries)
+    _finish(summaries)
+
+
+@app.command("compare", epilog="Example: spidersilk compare logistic --optimizers svrg,sparse-svrg --budget 20")
+def compare_command(
+    task: Annotated[str, typer.Argument(help="a task of `spidersilk list`")],
+    chosen: Annotated[str, typer.Option("--optimizers", help="names, separated by commas")],
+    budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for each")] = 2.0,
+    settings: Settings = None,
+    seeds: Seeds = 1,
+    jobs: Jobs = 1,
+    resume: Resume = False,
+    out: Folder = Path("runs/compare"),
+    data_dir: DataDir = None,
+) -> None:
+    """Several optimizers on one task at equal queries, and their report."""
+    given = None if data_dir is None else str(data_dir)
+    base = [
+        RunConfig(task, n.strip(), budget=budget, eval_every=budget / 40, data_dir=given) for n in chosen.split(",")
+    ]
+    configs = _with_seeds([apply_settings(c, settings or []) for c in base], seeds)
+    summaries = batch.run_all(configs, out, jobs=jobs, resume=resume, console=console)
+    _table(configs, summaries)
+    curves = [report.load_run(out / c.name) for c, s in zip(configs, summaries, strict=True) if s["status"] != "failed"]
+    if curves:
+        path = report.write(report.sections_of(curves), out / "report.html", f"{task}: {chosen}", _command())
+        console.print(f"report: {path}")
+    _finish(summaries)
+
+
+@app.command("reproduce", epilog="Example: spidersilk reproduce figure1 --scale smoke")
+def reproduce_command(
+    what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all")],
+    scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
+    jobs: Jobs = 1,
+    resume: Resume = False,
+    out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """An experiment of the paper, or all of them, and a report with its claims beside what was measured."""
+    if scale not in ("smoke", "paper"):
+        raise ValueError(f"--scale {scale!r} is not known{nearest(scale, ('smoke', 'paper'))}")
+    known = reproduce.experiments(scale)
+    if what not in (*known, "all"):
+        raise ValueError(f"there is no experiment {what!r}{nearest(what, [*known, 'all'])}")
+    chosen = [part for name, parts in known.items() if what in (name, "all") for part in parts]
+    folder = out or Path("runs") / f"{what}-{scale}"
+    if data_dir is not None:
+        os.environ["SPIDERSILK_DATA"] = str(data_dir)
+    summaries = _sections(chosen, folder, jobs, resume, fresh=False, title=f"Reproduction: {what}, {scale} scale")
+    _finish(summaries)
+
+
+@app.command("report", epilog="Example: spidersilk report runs/compare/*")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
+    to: Annotated[Path, typer.Option("--to", help="the page to write")] = Path("runs/report.html"),
+    title: Annotated[str, typer.Option(help="its title")] = "Runs",
+) -> None:
+    """One page for any set of runs."""
+    curves = [report.load_run(folder) for folder in runs if folder.is_dir()]
+    if not curves:
+        raise ValueError("no run folder was given")
+    console.print(f"report: {report.write(report.sections_of(curves), to, title, _command())}")
+
+
+def _sections(
+    parts: list[reproduce.Part], folder: Path, jobs: int, resume: bool, fresh: bool, title: str
+) -> list[dict[str, Any]]:
+    """Run the parts, print a table for each, write the report."""
+    summaries, sections, left_out = [], [], []
+    for part in parts:
+        if fresh:
+            for config in part.configs:
+                _forget(folder / config.name)
+        configs, absent = _with_data(part.configs)
+        left_out += [f"{part.title}, {line}" for line in absent]
+        done = batch.run_all(configs, folder, jobs=jobs, resume=resume, console=console)
+        summaries += done
+        curves = []
+        for config, summary in zip(configs, done, strict=True):
+            if summary["status"] == "failed":
+                left_out.append(f"{part.title}, {config.title()}: {summary['reason']}")
+            else:
+                curves.append(report.load_run(folder / config.name))
+        section = report.Section(part.title, curves, part.note, metric=report.metric_of(curves))
+        if curves:
+            part.conclude(section)
+            for name, head, rows in [*section.tables, *([report.target_table(section)] if section.rivals else [])]:
+                table = Table(*head, title=f"{part.title}\n{name}")
+                for row in rows:
+                    table.add_row(*row)
+                console.print(table)
+            for claim in section.claims:
+                console.print(f"paper: {claim.paper}\n  here: {claim.ours}\n  [bold]{claim.verdict}[/bold]")
+            sections.append(section)
+    for line in left_out:
+        console.print(f"[red]left out:[/red] {line}")
+    if sections:
+        path = report.write(sections, folder / "report.html", title, _command(), left_out)
+        console.print(f"report: {path}")
+    return summaries
+
+
+def _with_data(configs: list[RunConfig]) -> tuple[list[RunConfig], list[str]]:
+    """Runs whose data is at hand, or can be downloaded; embedded data stands in where it can. And what was left out."""
+    kept, told = [], []
+    for config in configs:
+        missing = find(config.task).missing_data(config.options, config.data_dir)
+        if missing is None:
+            kept.append(config)
+            continue
+        other = reproduce.on_embedded_data(config)
+        if other is not None:
+            kept.append(other)
+        told.append(f"{config.title()}: {'digits stand in, as ' if other else ''}{missing}")
+    return kept, told
+
+
+def _forget(folder: Path) -> None:
+    """Remove what an earlier demo left; nothing but a run's own files."""
+    for name in ("config.yaml", "metrics.jsonl", "summary.json", "checkpoint.pt"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _with_seeds(configs: list[RunConfig], seeds: int) -> list[RunConfig]:
+    many = [replace(c, seed=c.seed + s) for c in configs for s in range(seeds)]
+    if seeds > 1:
+        many = [replace(c, name=f"{c.name}-seed{c.seed}" if c.name else "") for c in many]
+    return [batch.named(c) for c in many]
+
+
+def _table(configs: list[RunConfig], summaries: list[dict[str, Any]]) -> None:
+    table = Table("run", "status", "queries / N", "seconds", "train loss", "more")
+    for config, summary in zip(configs, summaries, strict=True):
+        last = dict(summary["last"])
+        more = {
+            k: v
+            for k, v in last.items()
+            if k not in ("queries", "samples", "updates", "seconds", "train_loss", "v_norm")
+        }
+        cells = [f"{last[k]:.4g}" if k in last else "" for k in ("queries", "seconds", "train_loss")]
+        table.add_row(config.name, summary["status"], *cells, ", ".join(f"{k} {v:.4g}" for k, v in more.items()))
+    console.print(table)
+    for config, summary in zip(configs, summaries, strict=True):
+        if summary["reason"]:
+            console.print(f"{config.name}: {summary['reason']}")
+
+
+def _finish(summaries: list[dict[str, Any]]) -> None:
+    """Exit with 1 if a run could not be done; one that diverged was done, and says so."""
+    if any(summary["status"] == "failed" for summary in summaries):
+        raise typer.Exit(1)
+
+
+def _command() -> str:
+    return shlex.join(["spidersilk", *sys.argv[1:]])
+
+
+def main() -> None:
+    """Run the command; what a user can mend is one line, not a traceback."""
+    try:
+        app()
+    except (ValueError, DataError, RunError, OSError) as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

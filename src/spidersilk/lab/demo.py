@@ -1,0 +1,52 @@
+"""The demo: logistic regression and a small network on embedded data, five optimizers at equal queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spidersilk.lab.config import RunConfig
+from spidersilk.lab.reproduce import LABELS, Part
+
+METHODS = ("sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd")
+
+
+def parts() -> list[Part]:
+    """Step sizes are the best of 0.02, 0.05, 0.1, 0.2, 0.5, 1 and 2 (times 10 for the convex one) for each method."""
+    return [
+        _part("logistic", "Logistic regression, breast cancer data: f - f*", {"data": "breast-cancer"}, 30.0, CONVEX),
+        _part("network", "Two-layer network on digits", {"model": "fc", "data": "digits"}, 10.0, NETWORK),
+    ]
+
+
+CONVEX: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 1.0, "batch_size": 10},
+    "spiderboost": {"lr": 5.0, "batch_size": 10},
+    "sparse-spiderboost": {"lr": 0.5, "batch_size": 10},
+    "sparse-svrg": {"lr": 5.0, "batch_size": 10},
+    "sparse-sgd": {"lr": 1.0, "batch_size": 10, "inner_steps": 50},
+}
+NETWORK: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.2, "batch_size": 50},
+    "spiderboost": {"lr": 0.1, "batch_size": 50, "anchor_batch_size": 500},
+    "sparse-spiderboost": {"lr": 0.05, "batch_size": 50, "anchor_batch_size": 500},
+    "sparse-svrg": {"lr": 0.1, "batch_size": 50, "anchor_batch_size": 500},
+    "sparse-sgd": {"lr": 0.2, "batch_size": 50, "anchor_batch_size": 500, "inner_steps": 30},
+}
+
+
+def _part(name: str, title: str, options: dict[str, Any], budget: float, settings: dict[str, dict[str, Any]]) -> Part:
+    task = "logistic" if name == "logistic" else "image"
+    configs = [
+        RunConfig(
+            task,
+            method,
+            name=f"{name}-{method}",
+            label=LABELS[method],
+            options=options,
+            budget=budget,
+            eval_every=budget / 40,
+            **settings[method],
+        )
+        for method in METHODS
+    ]
+    return Part(title, configs, lambda section: None)

@@ -1,0 +1,89 @@
+"""Curves of runs as SVG text for the report, and as PNG beside it."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+_INK = "#010203"  # replaced by the page's own text colour, so that a figure follows dark mode
+_COLOURS = [
+    "#3b7dd8",
+    "#e07b39",
+    "#3aa35c",
+    "#c94f7c",
+    "#8c6bd1",
+    "#8a8d3a",
+    "#2aa7b0",
+    "#a5663f",
+    "#7f8790",
+    "#d1a93b",
+]
+
+
+@dataclass
+class Curve:
+    """A run's metrics by name, one list each, and what it is called."""
+
+    label: str
+    rows: list[dict[str, Any]]
+    status: str = "finished"
+    reason: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def series(self, x: str, y: str) -> tuple[list[float], list[float]]:
+        rows = [row for row in self.rows if x in row and y in row and row[y] == row[y]]
+        return [row[x] for row in rows], [row[y] for row in rows]
+
+
+def plot(curves: list[Curve], x: str, y: str, x_label: str, y_label: str, title: str, log: bool) -> Figure | None:
+    """Lines of y over x, one for each run; None if no run has them."""
+    with plt.rc_context({"text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "xtick.color": _INK,
+                         "ytick.color": _INK, "svg.fonttype": "none", "font.size": 10}):  # fmt: skip
+        figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
+        figure.patch.set_alpha(0)
+        axes.patch.set_alpha(0)
+        drawn = False
+        for number, curve in enumerate(curves):
+            xs, ys = curve.series(x, y)
+            if log:
+                xs, ys = [a for a, b in zip(xs, ys, strict=True) if b > 0], [b for b in ys if b > 0]
+            if xs:
+                style = "-" if number < len(_COLOURS) else "--"
+                axes.plot(xs, ys, style, color=_COLOURS[number % len(_COLOURS)], label=curve.label, linewidth=1.8)
+                if curve.status == "diverged":
+                    axes.plot(xs[-1:], ys[-1:], "x", color=_COLOURS[number % len(_COLOURS)], markersize=9)
+                drawn = True
+        if not drawn:
+            plt.close(figure)
+            return None
+        if log:
+            axes.set_yscale("log")
+        axes.set(xlabel=x_label, ylabel=y_label, title=title)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=8)
+        return figure
+
+
+def svg(figure: Figure, name: str) -> str:
+    """The figure as an <svg> element that takes its text colour from the page; `name` keeps its ids apart."""
+    buffer = io.StringIO()
+    with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'width="100%" role="img"', text, count=1)
+
+
+def png(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=130, facecolor="white")
+    plt.close(figure)

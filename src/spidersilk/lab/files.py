@@ -1,0 +1,165 @@
+"""Finds a data file, checks that it is whole, and downloads it where it is missing."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pooch
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+_OPENERS: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda raw: raw,
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+    ".bz2": bz2.decompress,
+}
+
+
+class DataError(RuntimeError):
+    """A data set is missing, unreadable, truncated or altered; the message says which file, and what to do."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a data set: `path` below the data folder, to which .gz, .xz or .bz2 may be added.
+
+    `sha256` is that of the content, decompressed, whatever the file's form; None where only the structure can be
+    checked. `member` names the file inside the archive at `url`; `archive_hash` is the archive's ("md5:..." or None).
+    """
+
+    path: str
+    sha256: str | None
+    url: str | None = None
+    member: str | None = None
+    archive_hash: str | None = None
+
+
+def cache_folder() -> Path:
+    return Path(pooch.os_cache("spidersilk")) / "data"
+
+
+def search_folders(data_dir: Path | str | None) -> list[Path]:
+    """Where data is looked for, in this order: the folder given, SPIDERSILK_DATA, the user cache."""
+    given = [data_dir, os.environ.get("SPIDERSILK_DATA")]
+    return [*(Path(folder).expanduser() for folder in given if folder), cache_folder()]
+
+
+def locate(file: File, data_dir: Path | str | None) -> Path | None:
+    """The first place that has the file, in any of its forms."""
+    for folder in search_folders(data_dir):
+        for suffix in _OPENERS:
+            path = folder / (file.path + suffix)
+            try:
+                if path.is_file():
+                    return path
+            except OSError as error:  # a folder that may not be searched
+                raise DataError(f"{path}: cannot be looked at ({error.strerror}): mend its permissions") from error
+    return None
+
+
+def read(file: File, data_dir: Path | str | None = None) -> bytes:
+    """The content of the file, checked; downloaded into the cache if it is nowhere."""
+    path = locate(file, data_dir)
+    return read_checked(path, file.sha256) if path is not None else _download(file, data_dir)
+
+
+def read_checked(path: Path, sha256: str | None) -> bytes:
+    """Read and decompress a file; refuse it if it is cut short or altered."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path}: cannot be read ({error.strerror}): mend its permissions, or point elsewhere"
+        ) from error
+    opener = _OPENERS.get(path.suffix, _OPENERS[""])
+    try:
+        content = opener(raw)
+    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+        raise DataError(f"{path}: not a whole {path.suffix} file ({error}): remove it and get it again") from error
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise DataError(
+            f"{path}: the content ({len(content):,} bytes) is not that of the published file: it is cut "
+            "short or altered (its SHA-256 differs), so remove it and get it again"
+        )
+    return content
+
+
+def _download(file: File, data_dir: Path | str | None) -> bytes:
+    looked = ", ".join(str(folder / file.path) for folder in search_folders(data_dir))
+    if file.url is None:
+        raise DataError(f"{file.path}: not found (looked for {looked}), and there is no address to get it from")
+    remedy = f"get it from {file.url} and put it under the folder that SPIDERSILK_DATA or --data-dir names"
+    cache = cache_folder()
+    try:
+        downloader: Any = pooch.HTTPDownloader(progressbar=_Bar())  # pyright: ignore[reportArgumentType]
+        fetched = pooch.retrieve(file.url, file.archive_hash, path=cache / "downloads", downloader=downloader)
+    except Exception as error:
+        why = type(error).__name__
+        raise DataError(f"{file.path}: not found (looked for {looked}), nor to be had now ({why}): {remedy}") from error
+    content = Path(fetched).read_bytes()
+    if file.member is not None:
+        content = extract(content, file.member, file.url)
+    if file.sha256 is not None and hashlib.sha256(content).hexdigest() != file.sha256:
+        raise DataError(f"{file.url}: what came is not the published file (its SHA-256 differs): {remedy}")
+    target = cache / file.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".part")
+    partial.write_bytes(content)
+    partial.replace(target)
+    return content
+
+
+def extract(archive: bytes, member: str, name: str) -> bytes:
+    """One member of a tar or zip, read into memory: nothing of an archive is ever unpacked by the paths it names."""
+    try:
+        if zipfile.is_zipfile(io.BytesIO(archive)):
+            with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+                return opened.read(member)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+            entry = opened.getmember(member)
+            stream = opened.extractfile(entry) if entry.isreg() else None
+            if stream is None:
+                raise DataError(f"{name}: {member} is not a plain file in it")
+            return stream.read()
+    except (KeyError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(f"{name}: {member} is not to be had from it ({error}): get it again") from error
+
+
+class _Bar:
+    """pooch's idea of a progress bar, drawn by rich."""
+
+    def __init__(self) -> None:
+        columns = TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        self._progress = Progress(*columns, transient=True)
+        self._task = self._progress.add_task("", total=None)
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @total.setter
+    def total(self, value: int) -> None:
+        self._total = value
+        self._progress.start()
+        self._progress.update(self._task, total=value)
+
+    def update(self, amount: int) -> None:
+        self._progress.update(self._task, advance=amount)
+
+    def reset(self) -> None:
+        self._progress.reset(self._task, total=self._total)
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,229 @@
+"""The paper's table and figures as sets of runs, at its own size or at a laptop's, with its claims beside ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spidersilk.lab.config import RunConfig
+from spidersilk.lab.figures import Curve
+from spidersilk.lab.models import MODELS
+from spidersilk.lab.report import Claim, Section, common_target, cost_to_target
+
+LABELS = {
+    "sgd": "SGD",
+    "spiderboost": "SpiderBoost",
+    "sparse-spiderboost": "Algorithm 1 (sparse SpiderBoost)",
+    "sparse-svrg": "SparseSVRG",
+    "sparse-svrg-refresh": "SparseSVRG, refresh",
+    "sparse-svrg-selected": "SparseSVRG, selected",
+    "sparse-sgd": "SparseSGD",
+}
+# Entropy of the memory before and after 150 epochs, as printed in Table 1.
+TABLE_1 = {
+    ("fc", "cifar10"): (16.41, 8.09), ("cnn", "cifar10"): (13.38, 2.66), ("resnet18", "cifar10"): (22.59, 21.70),
+    ("fc", "svhn"): (15.36, 8.05), ("cnn", "svhn"): (13.00, 2.97), ("resnet18", "svhn"): (22.62, 21.31),
+    ("fc", "mnist"): (14.29, 9.77), ("cnn", "mnist"): (14.21, 2.77),
+}  # fmt: skip
+
+
+@dataclass
+class Part:
+    """Runs that share a section, and what the report says of them."""
+
+    title: str
+    configs: list[RunConfig]
+    conclude: Callable[[Section], None]
+    note: str = ""
+
+
+def experiments(scale: str) -> dict[str, list[Part]]:
+    """All experiments by name; `scale` is "smoke" or "paper"."""
+    return {
+        "table1": table1(scale),
+        "figure1": figure1(scale),
+        "figure2": figure2(scale),
+        "figure3": figure3(scale),
+        "sparsity": sparsity(scale),
+    }
+
+
+def on_embedded_data(config: RunConfig) -> RunConfig | None:
+    """The same run on scikit-learn's digits, for a machine without the data sets; None where nothing can stand in."""
+    if config.task != "image" or config.options.get("model") == "resnet18":
+        return None
+    options = {k: v for k, v in config.options.items() if k not in ("train_samples", "eval_samples")}
+    small = {"anchor_batch_size": 500, "batch_size": 50}
+    return replace(config, options=options | {"data": "digits"}, name=f"{config.name}-on-digits", **small)
+
+
+def _runs(prefix: str, task: str, methods: list[str], common: dict[str, Any], **own: dict[str, Any]) -> list[RunConfig]:
+    """A config for each method; `own` has what a method, its name with _ for -, has of its own."""
+    made = []
+    for method in methods:
+        settings = {**common, **own.get(method.replace("-", "_"), {})}
+        made.append(RunConfig(task, method, name=f"{prefix}-{method}", label=LABELS.get(method, method), **settings))
+    return made
+
+
+def table1(scale: str) -> list[Part]:
+    configs = []
+    for model, data in TABLE_1:
+        options: dict[str, Any] = {"model": model, "data": data}
+        settings: dict[str, Any] = {"budget": 150.0, "eval_every": 5.0}
+        if scale == "smoke":
+            big = model == "resnet18"
+            options |= {"train_samples": 200 if big else 5000, "eval_samples": 40 if big else 1000}
+            settings = {"budget": 0.5 if big else 2.0, "eval_every": 0.5}
+            if big:
+                settings |= {"anchor_batch_size": 40, "batch_size": 4}
+        label = f"{model}, {data}"
+        configs.append(
+            RunConfig(
+                "image",
+                "spiderboost",
+                name=f"table1-{model}-{data}",
+                label=label,
+                options=options,
+                track_memory=True,
+                **settings,
+            )
+        )
+
+    def conclude(section: Section) -> None:
+        section.rivals = False
+        rows = []
+        for curve in section.curves:
+            model, data = curve.config["options"]["model"], curve.config["options"]["data"]
+            seen = [row["entropy"] for row in curve.rows if "entropy" in row]
+            before, after = TABLE_1[model, data]
+            measured = (f"{seen[0]:.2f}", f"{seen[-1]:.2f}") if seen else ("", "")
+            cells = [f"{math.log2(MODELS[model][1]):.3f}", measured[0], f"{before}", measured[1], f"{after}"]
+            rows.append([f"{model}, {curve.summary.get('data', data)}", *cells])
+        head = ["model, data", "max", "before", "paper", "after", "paper"]
+        section.tables.append(("Entropy of the memory, bits", head, rows))
+
+    note = "Entropy of M = average of |v| over dense SpiderBoost, at the first anchor and at the end of the budget."
+    return [Part("Table 1: entropy of memory vectors", configs, conclude, note)]
+
+
+def figure1(scale: str) -> list[Part]:
+    methods = ["sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd"]
+    left: dict[str, Any] = {"options": {"model": "resnet18", "data": "cifar10"}, "budget": 50.0, "eval_every": 0.5}
+    right: dict[str, Any] = {"options": {"model": "cnn", "data": "mnist"}, "budget": 2.0, "eval_every": 0.05}
+    if scale == "smoke":
+        left["options"] |= {"train_samples": 200, "eval_samples": 40}
+        left |= {"budget": 0.6, "eval_every": 0.2, "anchor_batch_size": 40, "batch_size": 4}
+        right["options"] |= {"train_samples": 10_000, "eval_samples": 2000}
+        right |= {"budget": 2.0, "eval_every": 0.2}
+    return [
+        Part(
+            "Figure 1, left: ResNet-18 on CIFAR-10", _runs("figure1-left", "image", methods, left), sparse_beats_dense
+        ),
+        Part("Figure 1, right: CNN on MNIST", _runs("figure1-right", "image", methods, right), sparse_beats_dense),
+    ]
+
+
+def figure2(scale: str) -> list[Part]:
+    methods = ["sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd"]
+    common: dict[str, Any] = {"options": {"vocabulary": 1000}, "budget": 40.0, "eval_every": 0.5}
+    if scale == "smoke":
+        common["options"] |= {"hidden": 64, "embedding": 32, "train_tokens": 100_000}
+        common |= {"budget": 1.0, "eval_every": 0.1}
+
+    def conclude(section: Section) -> None:
+        sparse_beats_dense(section)
+        claim(section, "SpiderBoost is slightly worse than SGD", "spiderboost", "sgd", worse=True)
+        claim(section, "sparsity gives a noticeable improvement over SGD", "sparse-spiderboost", "sgd")
+
+    return [Part("Figure 2: LSTM language model, PTB", _runs("figure2", "language", methods, common), conclude)]
+
+
+def figure3(scale: str) -> list[Part]:
+    methods = ["sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd"]
+    common: dict[str, Any] = {"budget": 40.0, "eval_every": 0.5}
+    if scale == "smoke":
+        common = {"budget": 2.0, "eval_every": 0.25}
+    paper = {"lr": 0.1, "lr_milestones": {10.0: 0.01, 20.0: 0.001}}
+    runs = _runs("figure3", "ranking", methods, common, sgd=paper)
+    tuned = replace(runs[0], name="figure3-sgd-tuned", label="SGD, tuned (lr 10)", lr=10.0, lr_milestones={})
+    runs.append(tuned)
+
+    def conclude(section: Section) -> None:
+        sparse_beats_dense(section)
+        claim(section, "SpiderBoost does better than SGD", "spiderboost", "sgd")
+        head = ["run", "AUC", "precision@10"]
+        rows = [
+            [c.label, *(f"{c.rows[-1].get(k, math.nan):.3f}" for k in ("auc", "precision_at_10"))]
+            for c in section.curves
+            if c.rows
+        ]
+        section.tables.append(("Held-out items", head, rows))
+
+    return [Part("Figure 3: BPR matrix factorisation, MovieLens 100K", runs, conclude)]
+
+
+def sparsity(scale: str) -> list[Part]:
+    """The appendix sweep: SpiderBoost at several densities on MNIST."""
+    shares = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if scale == "paper" else (0.02, 0.1, 0.5, 1.0)
+    parts = []
+    for model in ("cnn", "fc"):
+        common: dict[str, Any] = {"options": {"model": model, "data": "mnist"}, "budget": 2.0, "eval_every": 0.05}
+        if scale == "smoke":
+            common["options"] |= {"train_samples": 5000, "eval_samples": 1000}
+            common |= {"eval_every": 0.25}
+        configs = []
+        for method in ("sparse-spiderboost", "sparse-svrg"):
+            for share in shares:
+                label = f"{'Algorithm 1' if method == 'sparse-spiderboost' else 'SparseSVRG'}, k/d = {share:g}"
+                configs.append(
+                    RunConfig(
+                        "image",
+                        method,
+                        name=f"sparsity-{model}-{method}-{share:g}",
+                        label=label,
+                        k1=share / 2,
+                        k2=share / 2,
+                        **common,
+                    )
+                )
+        parts.append(Part(f"Sparsity sweep: {model.upper()} on MNIST", configs, lambda section: None))
+    return parts
+
+
+def sparse_beats_dense(section: Section) -> None:
+    claim(section, "10 % sparsity does better than SpiderBoost at equal queries", "sparse-spiderboost", "spiderboost")
+    best = _best_stable(section)
+    if best is not None:
+        claim(section, "(ours) a stable sparse form does so", best, "spiderboost")
+
+
+def _best_stable(section: Section) -> str | None:
+    """Of our forms, the one with the lowest last loss."""
+    ours = [c for c in section.curves if c.config["optimizer"] in ("sparse-svrg", "sparse-sgd") and c.rows]
+    return min(ours, key=lambda c: c.rows[-1][section.metric]).config["optimizer"] if ours else None
+
+
+def claim(section: Section, text: str, method: str, rival: str, worse: bool = False) -> None:
+    """Compare queries to the worse of the two best losses."""
+    ours, theirs = (next((c for c in section.curves if c.config["optimizer"] == m), None) for m in (method, rival))
+    if ours is None or theirs is None or not ours.rows or not theirs.rows:
+        return
+    if ours.status == "diverged":
+        verdict = "not reproduced: it diverged"
+        section.claims.append(Claim(text, f"{ours.label} diverged at {ours.rows[-1]['queries']:.2f} N", verdict))
+        return
+    measured, better = compare(ours, theirs, section.metric)
+    section.claims.append(Claim(text, measured, "reproduced" if better != worse else "not reproduced"))
+
+
+def compare(ours: Curve, theirs: Curve, metric: str) -> tuple[str, bool]:
+    target = common_target([ours, theirs], metric)
+    a, b = cost_to_target(ours, metric, target), cost_to_target(theirs, metric, target)
+    if a is None or b is None:
+        return f"no common target for {ours.label} and {theirs.label}", False
+    each = [f"{c.label} at {cost[0]:.2f} N ({cost[1]:.1f} s)" for c, cost in ((ours, a), (theirs, b))]
+    told = f"{target:.3g} is reached by {each[0]} and by {each[1]}"
+    return told, a[0] < b[0]

@@ -1,0 +1,383 @@
+"""One run: a config in, a folder of results out, that survives being killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import spidersilk as silk
+from spidersilk.lab import optimizers
+from spidersilk.lab.config import RunConfig, from_yaml
+from spidersilk.lab.tasks import Task, find
+
+FINISHED = ("finished", "diverged")
+
+
+class RunError(RuntimeError):
+    """A run cannot start or go on; the message says why and what to do."""
+
+
+@dataclass
+class Progress:
+    """What a progress bar can show."""
+
+    queries: float
+    budget: float
+    loss: float
+    seconds: float
+
+
+@dataclass
+class _Meters:
+    """The counters of a run; all are in the checkpoint."""
+
+    queries: float = 0.0
+    samples: int = 0
+    updates: int = 0
+    seconds: float = 0.0
+    next_eval: float = 0.0
+    metrics_bytes: int = 0
+
+
+def run(
+    config: RunConfig, folder: Path, *, resume: bool = False, report: Callable[[Progress], None] | None = None
+) -> dict[str, Any]:
+    """Train to the budget; returns the summary. With `resume`, continue from the last checkpoint in the folder."""
+    return Run(config.completed(), folder).go(resume, report or (lambda _: None))
+
+
+class Run:
+    def __init__(self, config: RunConfig, folder: Path):
+        self.config, self.folder = config, folder
+        self.meters = _Meters()
+        self.memory: list[Tensor] = []  # where the config asks for it
+        self._saved_v_norm: float | None = None
+
+    # The whole run.
+
+    def go(self, resume: bool, report: Callable[[Progress], None]) -> dict[str, Any]:
+        summary = self.folder / "summary.json"
+        if resume and summary.is_file():
+            told = json.loads(summary.read_text())
+            if told["status"] in FINISHED:
+                return told
+        self._open_folder(resume)
+        self._build()
+        checkpoint = self.folder / "checkpoint.pt"
+        if resume and checkpoint.is_file():
+            self._load(checkpoint)
+        else:
+            (self.folder / "metrics.jsonl").write_bytes(b"")
+        self._tensorboard = self._open_tensorboard()
+        status, reason = "finished", ""
+        try:
+            self._train(report)
+        except silk.DivergenceError as error:
+            status, reason = "diverged", str(error)
+        told = self._summary(status, reason)
+        write_atomically(summary, json.dumps(told, indent=1).encode() + b"\n")
+        checkpoint.unlink(missing_ok=True)
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        return told
+
+    def _open_folder(self, resume: bool) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        held = self.folder / "config.yaml"
+        if held.is_file():
+            if not resume:
+                raise RunError(f"{self.folder} holds a run already: give --resume to go on, or another name")
+            if from_yaml(held) != self.config:
+                raise RunError(f"{self.folder} holds a run with other settings (its config.yaml): give another name")
+        else:
+            write_atomically(held, self.config.to_yaml().encode())
+
+    def _build(self) -> None:
+        config = self.config
+        torch.manual_seed(config.seed)
+        self.device = torch.device(
+            ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+        )
+        self.task: Task = find(config.task)(config.options, config.data_dir, self.device)
+        generator = torch.Generator().manual_seed(config.seed)
+        params = list(self.task.model.parameters())
+        method = optimizers.find(config.optimizer)
+        self.plain = method.plain
+        self.optimizer = method.make(params, config, generator)
+        if hasattr(self.task, "point_of_old_state"):
+            self.task.point_of_old_state = getattr(self.optimizer, "reference", None)  # pyright: ignore[reportAttributeAccessIssue]
+        small = config.batch_size
+        assert small is not None
+        anchor = small if self.plain else config.anchor_batch_size
+        inner = 1 if self.plain else config.inner_steps
+        if inner == "theorem-2":
+            inner = theorem_2_inner_steps(anchor or self.task.samples, small, self._density(params))
+        assert inner is None or isinstance(inner, int)
+        self.inner = inner or 1
+        self.batches = self.task.batches(anchor, small, self.inner, generator)  # pyright: ignore[reportArgumentType]
+        self.line = None
+        if config.inner_lr_end is not None and isinstance(self.optimizer, silk.VarianceReduced):
+            assert config.lr is not None
+            self.line = silk.InnerLine(self.optimizer, self.inner, config.lr, config.inner_lr_end)
+        if config.compile:
+            self.task.model.compile()
+
+    def _density(self, params: Sequence[Tensor]) -> float:
+        sparsity = getattr(self.optimizer, "sparsity", None)
+        if sparsity is None:
+            return 1.0
+        d = sum(p.numel() for p in params)
+        count = lambda k: math.ceil(k * d) if isinstance(k, float) else k  # noqa: E731
+        return (count(sparsity.k1) + count(sparsity.k2)) / d
+
+    # Training.
+
+    def _train(self, report: Callable[[Progress], None]) -> None:
+        """The clock runs while batches are fetched and steps taken, and stands while one looks or saves."""
+        meters, config, n = self.meters, self.config, self.task.samples
+        batches = iter(self.batches)
+        saved_at = meters.seconds
+        self._start_clock()
+        while True:
+            done = meters.queries / n + 1e-9
+            if done >= min(meters.next_eval, config.budget) or meters.updates == 1:  # 1: the memory as it starts
+                self._stop_clock()
+                self._evaluate()
+                meters.next_eval = (math.floor(done / config.eval_every) + 1) * config.eval_every
+                if done >= config.budget:
+                    return
+                self._start_clock()
+            batch, is_anchor = next(batches)
+            loss = self._step(batch, is_anchor)
+            meters.updates += 1
+            if config.track_memory:
+                self._stop_clock()
+                self._track_memory()
+                self._start_clock()
+            if meters.updates % 20 == 1:
+                self._stop_clock()
+                report(Progress(meters.queries / n, config.budget, float(loss), meters.seconds))
+                if meters.seconds - saved_at >= config.checkpoint_every:
+                    self._save()
+                    saved_at = meters.seconds
+                self._start_clock()
+
+    def _start_clock(self) -> None:
+        self._synchronise()
+        self._clock = time.perf_counter()
+
+    def _stop_clock(self) -> None:
+        self._synchronise()
+        self.meters.seconds += time.perf_counter() - self._clock
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _track_memory(self) -> None:
+        """The memory that a dense method would have: started from |v|, averaged at each step."""
+        decay = self.config.memory_decay
+        sizes = [p.grad.detach().abs() for p in self.task.model.parameters() if p.grad is not None]
+        if not self.memory:
+            self.memory = sizes
+        else:
+            for m, size in zip(self.memory, sizes, strict=True):
+                m.mul_(1 - decay).add_(size, alpha=decay)
+
+    def _step(self, batch: Any, is_anchor: Any) -> Tensor:
+        size = self.task.size(batch)
+        optimizer = self.optimizer
+        self._saved_v_norm = None
+        self._set_epoch_lr()
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
+                loss = self.task.loss(batch, getattr(optimizer, "evaluating", None))
+            loss.backward()
+            return loss.detach()
+
+        if isinstance(optimizer, silk.VarianceReduced):
+            loss = optimizer.step(closure, anchor=is_anchor, samples=size)
+            self.meters.queries = optimizer.gradient_queries
+            if self.line is not None:
+                self.line.step()
+        else:
+            loss = closure()
+            optimizer.step()
+            self.meters.queries += size
+        self.meters.samples += size
+        self.task.stepped()
+        return loss
+
+    def _set_epoch_lr(self) -> None:
+        epoch = self.meters.queries / self.task.samples
+        due = [at for at in self.config.lr_milestones if epoch >= at]
+        if due:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.lr_milestones[max(due)]
+
+    def _evaluate(self) -> None:
+        """One line of metrics. Randomness is put back, so that how often one looks does not change the run."""
+        state = torch.get_rng_state()
+        told = self.task.evaluate()
+        torch.set_rng_state(state)
+        if isinstance(self.optimizer, silk.VarianceReduced):
+            self.optimizer.check()
+        meters = self.meters
+        row = {
+            "queries": meters.queries / self.task.samples,
+            "samples": meters.samples,
+            "updates": meters.updates,
+            "seconds": meters.seconds,
+            **told,
+            **self._sparsity_measures(),
+        }
+        with (self.folder / "metrics.jsonl").open("ab") as stream:
+            stream.write(json.dumps(row).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+            meters.metrics_bytes = stream.tell()
+        if self._tensorboard is not None:
+            for name, value in row.items():
+                self._tensorboard.add_scalar(name, value, meters.updates)
+
+    def _sparsity_measures(self) -> dict[str, float]:
+        """Entropy of M, and |v|: of the estimate where there is one, else of the last gradient."""
+        told = {}
+        states = [s for s in self.optimizer.state.values() if isinstance(s, dict)]
+        memory = self.memory or [s["memory"] for s in states if "memory" in s]
+        if memory and any(bool(m.any()) for m in memory):
+            told["entropy"] = silk.entropy(torch.cat([m.reshape(-1) for m in memory]))
+        v_norm = self._v_norm()
+        if v_norm is not None:
+            told["v_norm"] = v_norm
+        return told
+
+    def _v_norm(self) -> float | None:
+        """|v| of the estimate, or of the last gradient where there is none; just after a resumption, as it was saved."""
+        v = [s["estimate"] for s in self.optimizer.state.values() if isinstance(s, dict) and "estimate" in s]
+        v = v or [p.grad for p in self.task.model.parameters() if p.grad is not None]
+        return float(torch.stack([g.detach().double().norm() for g in v]).norm()) if v else self._saved_v_norm
+
+    # Stopping and going on.
+
+    def _save(self) -> None:
+        state = {
+            "model": self.task.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "line": None if self.line is None else self.line.state_dict(),
+            "batches": self.batches.state_dict(),
+            "task": self.task.state_dict(),
+            "meters": vars(self.meters),
+            "memory": self.memory,
+            "v_norm": self._v_norm(),
+            "random": torch.get_rng_state(),
+            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+        partial = self.folder / "checkpoint.pt.part"
+        try:
+            torch.save(state, partial)
+            partial.replace(self.folder / "checkpoint.pt")
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
+            partial.unlink(missing_ok=True)
+            raise RunError(f"{partial}: cannot be written ({str(error).splitlines()[0]}): free some space") from error
+
+    def _load(self, path: Path) -> None:
+        try:
+            state = torch.load(path, map_location=self.device, weights_only=True)
+        except Exception as error:
+            raise RunError(
+                f"{path}: not a checkpoint that can be loaded ({type(error).__name__}): remove it"
+            ) from error
+        self.task.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.line is not None:
+            self.line.load_state_dict(state["line"])
+        self.batches.load_state_dict(state["batches"])
+        self.task.load_state_dict(state["task"])
+        self.memory, self._saved_v_norm = state["memory"], state["v_norm"]
+        for name, value in state["meters"].items():
+            setattr(self.meters, name, value)
+        with (self.folder / "metrics.jsonl").open("r+b") as stream:
+            stream.truncate(self.meters.metrics_bytes)  # what was measured after the checkpoint will be measured again
+        torch.set_rng_state(state["random"].cpu())
+        if state["cuda_random"] is not None:
+            torch.cuda.set_rng_state(state["cuda_random"].cpu(), self.device)
+
+    def _open_tensorboard(self) -> Any:
+        if not self.config.tensorboard:
+            return None
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(self.folder / "tensorboard", purge_step=self.meters.updates)
+
+    def _summary(self, status: str, reason: str) -> dict[str, Any]:
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return {
+            "status": status,
+            "reason": reason,
+            "task": self.config.task,
+            "data": getattr(self.task, "data_name", ""),
+            "optimizer": self.config.optimizer,
+            "seed": self.config.seed,
+            "parameters": sum(p.numel() for p in self.task.model.parameters()),
+            "samples": self.task.samples,
+            "inner_steps": self.inner,
+            "last": json.loads(lines[-1]) if lines else {},
+            "versions": {
+                "spidersilk": silk.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "revision": revision(),
+            "machine": machine(self.device),
+        }
+
+
+def theorem_2_inner_steps(anchor: int, small: int, density: float) -> int:
+    """m = B d / (b k)."""
+    return max(1, math.ceil(anchor / (small * density)))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file is either the old one or the new one, whatever happens."""
+    partial = path.with_name(path.name + ".part")
+    with partial.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        cpu = platform.processor()
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {"cpu": cpu, "gpu": gpu, "threads": torch.get_num_threads(), "system": platform.system()}
+
+
+def revision() -> str:
+    """The git revision of the source, where it is a checkout."""
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,170 @@
+"""An LSTM language model on the Penn Treebank: Algorithm 2, with a batch matrix and a state for each batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spidersilk.lab.data import PTB, ptb
+from spidersilk.lab.files import File
+from spidersilk.lab.tasks import Task, register
+from spidersilk.schedule import Anchor, InnerLength, as_inner_length
+from spidersilk.streams import fresh_seed
+
+State = tuple[Tensor, Tensor]
+
+
+class LanguageModel(nn.Module):
+    """Embedding, LSTM, softmax over the vocabulary."""
+
+    def __init__(self, vocabulary: int, width: int, hidden: int):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        out, state = self.lstm(self.embedding(tokens), state)
+        return self.head(out), state
+
+
+class Chunks:
+    """Chunks of the two matrices in turn: Z_2 at anchors, Z_1 at small steps, each advancing when it is used.
+
+    A batch is (which, number of the chunk): the text stays in the task. As printed, Algorithm 2 takes chunk t mod l of
+    both, so that with m = 2 half of each is never seen: `printed` does that.
+    """
+
+    def __init__(self, lengths: dict[str, int], inner: InnerLength, seed: int, printed: bool):
+        self.lengths, self.inner, self.seed, self.printed = lengths, inner, seed, printed
+        self.step, self.loop, self.left = 0, 0, 0
+        self.used = {"large": 0, "small": 0}
+
+    def __iter__(self) -> Iterator[tuple[tuple[str, int], Anchor | bool]]:
+        while True:
+            is_anchor: Anchor | bool = False
+            which = "small"
+            if self.left == 0:
+                length = self.inner.length(self.seed, self.loop)
+                is_anchor, which = Anchor(idle=length == 0), "large"
+                self.loop, self.left = self.loop + 1, max(length, 1)
+            chunk = (self.step if self.printed else self.used[which]) % self.lengths[which]
+            self.step, self.left = self.step + 1, self.left - 1
+            self.used[which] += 1
+            yield (which, chunk), is_anchor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": self.seed, "step": self.step, "loop": self.loop, "left": self.left, **self.used}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seed, self.step, self.loop, self.left = (state[k] for k in ("seed", "step", "loop", "left"))
+        self.used = {which: state[which] for which in self.used}
+
+
+@register
+class Language(Task):
+    name = "language"
+    about = "LSTM language model on PTB (Algorithm 2), vocabulary 1000 or 10000"
+    options: ClassVar[dict[str, Any]] = {
+        "vocabulary": 1000,
+        "embedding": 128,
+        "hidden": 1024,
+        "length": 35,
+        "printed": False,
+        "train_tokens": None,
+        "eval_tokens": 20_000,
+    }
+    settings: ClassVar[dict[str, Any]] = {"lr": 0.2, "anchor_batch_size": 40, "batch_size": 20, "inner_steps": 2}
+
+    def __init__(self, options: dict[str, Any], data_dir: Path | str | None, device: torch.device):
+        super().__init__(options, data_dir, device)
+        texts, words = ptb(data_dir, self.given["vocabulary"])
+        self.data_name = f"PTB, vocabulary {len(words)}"
+        self.text = {part: text[: self.given["train_tokens"]] for part, text in texts.items()}
+        self.model = LanguageModel(len(words), self.given["embedding"], self.given["hidden"]).to(device)
+        self.samples = len(self.text["train"]) // self.given["length"]  # a sample is a row of `length` tokens
+        self.point_of_old_state = "previous"
+        self._pending: dict[str, State] = {}
+
+    @classmethod
+    def files(cls, options: dict[str, Any]) -> list[File]:
+        return list(PTB.values())
+
+    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> Chunks:
+        self.rows = {"large": anchor, "small": small}
+        self.matrix = {which: self._matrix(self.text["train"], rows) for which, rows in self.rows.items()}
+        self.state = {which: self._zero_state(rows) for which, rows in self.rows.items()}
+        self.old_state = self.state["small"]
+        lengths = {which: self._chunks(matrix) for which, matrix in self.matrix.items()}
+        return Chunks(lengths, as_inner_length(inner), fresh_seed(generator), self.given["printed"])
+
+    def _matrix(self, text: Tensor, rows: int) -> Tensor:
+        """The text in `rows` contiguous pieces."""
+        columns = len(text) // rows
+        if columns <= self.given["length"]:
+            raise ValueError(
+                f"{len(text)} tokens in {rows} rows leave {columns} each: lower the batch size or `length`"
+            )
+        return text[: rows * columns].view(rows, columns).to(self.device)
+
+    def _chunks(self, matrix: Tensor) -> int:
+        return (matrix.shape[1] - 1) // self.given["length"]
+
+    def _zero_state(self, rows: int) -> State:
+        shape = (1, rows, self.given["hidden"])
+        return torch.zeros(shape, device=self.device), torch.zeros(shape, device=self.device)
+
+    def loss(self, batch: tuple[str, int], point: str | None) -> Tensor:
+        which, chunk = batch
+        if chunk == 0 and point != "reference":
+            self.state[which] = self._zero_state(self.rows[which])  # lines 4-7: a new pass over the text
+            if which == "small":
+                self.old_state = self.state[which]
+        old = point == "reference" and self.point_of_old_state == "previous"
+        start = self.old_state if old else self.state[which]
+        loss, after = self._chunk_loss(self.matrix[which], chunk, start)
+        if point != "reference":
+            self._pending = {which: (after[0].detach(), after[1].detach())}
+        return loss
+
+    def _chunk_loss(self, matrix: Tensor, chunk: int, state: State) -> tuple[Tensor, State]:
+        length = self.given["length"]
+        text = matrix[:, chunk * length : (chunk + 1) * length + 1]
+        out, after = self.model(text[:, :-1], state)
+        return F.cross_entropy(out.flatten(0, 1), text[:, 1:].flatten()), after
+
+    def stepped(self) -> None:
+        """s_{t+1} after a small step; an anchor leaves s, and so s_{t-1} = s_t at the next one."""
+        self.old_state = self.state["small"]
+        self.state.update(self._pending)
+        self._pending = {}
+
+    def size(self, batch: tuple[str, int]) -> int:
+        return self.rows[batch[0]]
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Mean loss per token on the first `eval_tokens` of training and validation text, in 20 rows."""
+        self.model.eval()
+        told = {}
+        for part, name in (("train", "train_loss"), ("valid", "valid_loss")):
+            matrix, state = self._matrix(self.text[part][: self.given["eval_tokens"]], 20), self._zero_state(20)
+            total = 0.0
+            for chunk in range(self._chunks(matrix)):
+                loss, state = self._chunk_loss(matrix, chunk, state)
+                total += float(loss)
+            told[name] = total / self._chunks(matrix)
+        self.model.train()
+        return told
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": {which: list(state) for which, state in self.state.items()}, "old": list(self.old_state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = {which: (s[0].to(self.device), s[1].to(self.device)) for which, s in state["state"].items()}
+        self.old_state = state["old"][0].to(self.device), state["old"][1].to(self.device)

@@ -1,0 +1,101 @@
+"""l2-regularised logistic regression with a known optimum: where variance reduction is known to win."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spidersilk.lab.data import BINARY, LIBSVM, binary, image_files
+from spidersilk.lab.files import File, cache_folder
+from spidersilk.lab.tasks import Task, nearest, register
+from spidersilk.loader import AnchorLoader
+from spidersilk.schedule import InnerLength
+
+
+@register
+class Logistic(Task):
+    name = "logistic"
+    about = "l2 logistic regression, f - f* known: breast-cancer, digits, mnist (even or odd), a9a, w8a"
+    options: ClassVar[dict[str, Any]] = {"data": "breast-cancer"}
+    settings: ClassVar[dict[str, Any]] = {
+        "lr": 4.0,
+        "anchor_batch_size": None,
+        "batch_size": 50,
+        "inner_steps": "theorem-2",
+        "k1": 0.1,
+        "k2": 0.1,
+    }
+
+    def __init__(self, options: dict[str, Any], data_dir: Path | str | None, device: torch.device):
+        super().__init__(options, data_dir, device)
+        name = self.given["data"]
+        if name not in BINARY:
+            raise ValueError(f"data = {name!r} is not known{nearest(str(name), BINARY)}")
+        features, labels = binary(name, data_dir)
+        self.data_name = name
+        self.signed = (features * labels[:, None]).to(device)
+        self.samples = len(self.signed)
+        self.lam = 1 / self.samples
+        self.optimum = minimum(self.signed.cpu(), self.lam)
+        self.model = self.linear = nn.Linear(self.signed.shape[1], 1, bias=False, dtype=torch.float64, device=device)
+        nn.init.zeros_(self.linear.weight)
+
+    @classmethod
+    def files(cls, options: dict[str, Any]) -> list[File]:
+        name = options["data"]
+        return [LIBSVM[name][0]] if name in LIBSVM else image_files(name) if name == "mnist" else []
+
+    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> AnchorLoader:
+        return AnchorLoader(self.signed, anchor, small, inner, loops=10**9, generator=generator)
+
+    def loss(self, batch: Tensor, point: str | None) -> Tensor:
+        return F.softplus(-self.linear(batch)).mean() + 0.5 * self.lam * self.linear.weight.square().sum()
+
+    def size(self, batch: Tensor) -> int:
+        return len(batch)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        loss = float(self.loss(self.signed, None))
+        return {"train_loss": loss, "gap": max(loss - self.optimum, 0.0)}
+
+
+def minimum(signed: Tensor, lam: float) -> float:
+    """f* to 1e-12, by L-BFGS and then Newton steps; cached by the data's content."""
+    key = hashlib.sha256(np.ascontiguousarray(signed.numpy()).tobytes() + repr(lam).encode()).hexdigest()[:24]
+    path = cache_folder().parent / "optima" / f"{key}.json"
+    if path.is_file():
+        return json.loads(path.read_text())["minimum"]
+    from scipy.optimize import minimize
+
+    matrix = signed.double()
+    n, d = matrix.shape
+
+    def value(x: np.ndarray) -> tuple[float, np.ndarray]:
+        w = torch.from_numpy(x)
+        margin = matrix @ w
+        gradient = -(matrix.T @ torch.sigmoid(-margin)) / n + lam * w
+        return float(F.softplus(-margin).mean() + 0.5 * lam * w.square().sum()), gradient.numpy()
+
+    x = minimize(value, np.zeros(d), jac=True, method="L-BFGS-B", options={"maxiter": 5000, "gtol": 1e-10, "ftol": 0}).x
+    best, gradient = value(x)
+    for _ in range(20):
+        best, gradient = value(x)
+        if float(gradient @ gradient) / (2 * lam) < 1e-13:  # strong convexity bounds f - f* by this
+            break
+        p = torch.sigmoid(-(matrix @ torch.from_numpy(x)))
+        hessian = (matrix.T * (p * (1 - p))) @ matrix / n + lam * torch.eye(d, dtype=torch.float64)
+        x = x - torch.linalg.solve(hessian, torch.from_numpy(gradient)).numpy()
+    else:
+        raise RuntimeError(f"f* was not found to 1e-12: the gradient is still {math.sqrt(gradient @ gradient):.1e}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"minimum": best}))
+    return best

@@ -1,0 +1,111 @@
+"""Bayesian personalised ranking by matrix factorisation on MovieLens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spidersilk.lab.data import ML_100K, ml_1m_file, movielens
+from spidersilk.lab.files import File
+from spidersilk.lab.tasks import Task, register
+from spidersilk.loader import AnchorLoader
+from spidersilk.schedule import InnerLength
+
+
+class Factors(nn.Module):
+    """score(u, i) = <p_u, q_i> + b_i."""
+
+    def __init__(self, users: int, items: int, rank: int):
+        super().__init__()
+        self.user = nn.Embedding(users, rank)
+        self.item = nn.Embedding(items, rank)
+        self.bias = nn.Embedding(items, 1)
+        for table in (self.user, self.item):
+            nn.init.normal_(table.weight, std=0.1)
+        nn.init.zeros_(self.bias.weight)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        return (self.user(users) * self.item(items)).sum(-1) + self.bias(items).squeeze(-1)
+
+
+@register
+class Ranking(Task):
+    name = "ranking"
+    about = "BPR matrix factorisation on MovieLens 100k or 1m: AUC and precision@10 on held-out items"
+    options: ClassVar[dict[str, Any]] = {"data": "100k", "rank": 20, "held_out": 0.2, "split_seed": 0}
+    settings: ClassVar[dict[str, Any]] = {
+        "lr": 1.0,
+        "inner_lr_end": 0.1,
+        "anchor_batch_size": 1030,
+        "batch_size": 103,
+        "inner_steps": 10,
+    }
+
+    def __init__(self, options: dict[str, Any], data_dir: Path | str | None, device: torch.device):
+        super().__init__(options, data_dir, device)
+        if str(self.given["data"]) not in ("100k", "1m"):
+            raise ValueError(f"data = {self.given['data']!r} is not known; there are '100k', '1m'")
+        pairs, users, items = movielens(str(self.given["data"]), data_dir)
+        self.data_name = f"MovieLens {str(self.given['data']).upper()}"
+        generator = torch.Generator().manual_seed(self.given["split_seed"])
+        order = torch.randperm(len(pairs), generator=generator)
+        held = int(len(pairs) * self.given["held_out"])
+        self.train = pairs[order[held:]].to(device)
+        self.samples = len(self.train)
+        self.seen = torch.zeros(users, items, dtype=torch.bool, device=device)
+        self.seen[self.train[:, 0], self.train[:, 1]] = True
+        self.wanted = torch.zeros_like(self.seen)
+        test = pairs[order[:held]].to(device)
+        self.wanted[test[:, 0], test[:, 1]] = True
+        self.items = items
+        self.model = self.factors = Factors(users, items, self.given["rank"]).to(device)
+        # A fixed sample of triples to measure the training loss on.
+        self._probe = self.train[torch.randperm(self.samples, generator=generator)[:20_000].to(device)]
+        self._probe_negatives = self._negatives(self._probe[:, 0], generator)
+
+    @classmethod
+    def files(cls, options: dict[str, Any]) -> list[File]:
+        return [ML_100K if str(options["data"]) == "100k" else ml_1m_file(None)]
+
+    def _negatives(self, users: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """An item each that the user has not rated in training: the first such of eight draws."""
+        drawn = torch.randint(self.items, (len(users), 8), generator=generator).to(self.device)
+        fresh = ~self.seen[users[:, None], drawn]
+        return drawn.gather(1, fresh.int().argmax(1, keepdim=True)).squeeze(1)
+
+    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> AnchorLoader:
+        return AnchorLoader(self.train, anchor, small, inner, loops=10**9, generator=generator)
+
+    def loss(self, batch: Tensor, point: str | None) -> Tensor:
+        """Negatives come from torch's own generator, so that both points of a step see the same ones."""
+        users, items = batch.unbind(1)
+        return self._triple_loss(users, items, self._negatives(users))
+
+    def _triple_loss(self, users: Tensor, items: Tensor, negatives: Tensor) -> Tensor:
+        return F.softplus(self.model(users, negatives) - self.model(users, items)).mean()
+
+    def size(self, batch: Tensor) -> int:
+        return len(batch)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Training loss on fixed triples; AUC and precision@10 over held-out items against all unrated ones."""
+        loss = float(self._triple_loss(self._probe[:, 0], self._probe[:, 1], self._probe_negatives))
+        tables = self.factors
+        scores = tables.user.weight @ tables.item.weight.T + tables.bias.weight.T
+        scores = scores.masked_fill(self.seen, float("-inf"))
+        users = self.wanted.any(1)
+        order = scores.argsort(1)
+        rank = torch.empty_like(order).scatter_(1, order, torch.arange(self.items, device=self.device).expand_as(order))
+        good = self.wanted.sum(1).double()
+        bad = (~self.seen & ~self.wanted).sum(1).double()
+        # Ranks from the lowest score: each held-out item beats those below it that are neither rated nor held out.
+        below = (rank.double() * self.wanted).sum(1) - self.seen.sum(1) * good - good * (good - 1) / 2
+        auc = (below / (good * bad).clamp(min=1))[users].mean()
+        best = scores.topk(10, 1).indices
+        precision = self.wanted.gather(1, best).double().mean(1)[users].mean()
+        return {"train_loss": loss, "auc": float(auc), "precision_at_10": float(precision)}
