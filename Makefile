@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint bench clean help
 
 help:
-	@echo "make demo   train five optimizers on embedded data, print a table, draw a picture (a minute)"
+	@echo "make demo   five optimizers on embedded data at equal queries: a table and a report (two minutes)"
 	@echo "make test   run the test suite"
 	@echo "make lint   ruff and pyright"
 	@echo "make bench  the published benchmarks; set SPIDERSILK_DATA to the folder that holds w8a/w8a.gz"
@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/spidersilk demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto

@@ -70,6 +70,9 @@ def run_command(
     seeds: Seeds = 1,
     jobs: Jobs = 1,
     resume: Resume = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="autocast to bfloat16")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="compile the model")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write TensorBoard's files too")] = False,
     out: Folder = Path("runs"),
     data_dir: DataDir = None,
 ) -> None:
@@ -78,6 +81,8 @@ def run_command(
         raise ValueError("give a task or a --config, one of the two")
     made = from_yaml(config) if config is not None else RunConfig(str(task), optimizer)
     made = replace(apply_settings(made, settings or []), name=name or made.name)
+    flags = {"bf16": bf16, "compile": compiled, "tensorboard": tensorboard}
+    made = replace(made, **{name: True for name, wanted in flags.items() if wanted})
     if data_dir is not None:
         made = replace(made, data_dir=str(data_dir))
     configs = _with_seeds([made], seeds)
@@ -154,6 +159,11 @@ def _sections(
 ) -> list[dict[str, Any]]:
     """Run the parts, print a table for each, write the report."""
     summaries, sections, left_out = [], [], []
+    taken = [c.name for part in parts for c in part.configs if (folder / c.name / "config.yaml").exists()]
+    if taken and not (fresh or resume):
+        raise ValueError(
+            f"{folder} holds runs already ({taken[0]} ...): give --resume to go on with them, or another --out"
+        )
     for part in parts:
         if fresh:
             for config in part.configs:

@@ -8,6 +8,7 @@ import hashlib
 import io
 import lzma
 import os
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pooch
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 _OPENERS: dict[str, Callable[[bytes], bytes]] = {
@@ -46,7 +46,10 @@ class File:
 
 
 def cache_folder() -> Path:
-    return Path(pooch.os_cache("spidersilk")) / "data"
+    """The user's cache: XDG_CACHE_HOME or the system's own place."""
+    home = Path.home()
+    usual = {"darwin": home / "Library" / "Caches", "win32": Path(os.environ.get("LOCALAPPDATA", home))}
+    return Path(os.environ.get("XDG_CACHE_HOME") or usual.get(sys.platform, home / ".cache")) / "spidersilk" / "data"
 
 
 def search_folders(data_dir: Path | str | None) -> list[Path]:
@@ -102,6 +105,8 @@ def _download(file: File, data_dir: Path | str | None) -> bytes:
     remedy = f"get it from {file.url} and put it under the folder that SPIDERSILK_DATA or --data-dir names"
     cache = cache_folder()
     try:
+        import pooch  # here, because a machine that has its data does without it
+
         downloader: Any = pooch.HTTPDownloader(progressbar=_Bar())  # pyright: ignore[reportArgumentType]
         fetched = pooch.retrieve(file.url, file.archive_hash, path=cache / "downloads", downloader=downloader)
     except Exception as error:

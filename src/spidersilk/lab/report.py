@@ -133,7 +133,7 @@ def write(sections: list[Section], path: Path, title: str, command: str, left_ou
             figure = plot(section.curves, x, metric, x_label, y_label, caption, log)
             if figure is not None:
                 name = f"figure-{number + 1}-{kind + 1}"
-                figures.append({"svg": svg(figure, name), "caption": f"{section.title}: {y_label}, {caption}"})
+                figures.append({"svg": svg(figure, name), "caption": f"{y_label}, {caption}"})
                 png(figure, path.parent / f"{name}.png")
         tables = [*section.tables, target_table(section)] if section.curves and section.rivals else section.tables
         shown.append({"section": section, "figures": figures, "tables": tables})

@@ -216,14 +216,22 @@ def claim(section: Section, text: str, method: str, rival: str, worse: bool = Fa
         section.claims.append(Claim(text, f"{ours.label} diverged at {ours.rows[-1]['queries']:.2f} N", verdict))
         return
     measured, better = compare(ours, theirs, section.metric)
-    section.claims.append(Claim(text, measured, "reproduced" if better != worse else "not reproduced"))
+    verdict = (
+        "no verdict: the budget is too small"
+        if better is None
+        else "reproduced"
+        if better != worse
+        else "not reproduced"
+    )
+    section.claims.append(Claim(text, measured, verdict))
 
 
-def compare(ours: Curve, theirs: Curve, metric: str) -> tuple[str, bool]:
+def compare(ours: Curve, theirs: Curve, metric: str) -> tuple[str, bool | None]:
+    """What each needed to a common target, and whether ours needed less; None if one of them never got anywhere."""
     target = common_target([ours, theirs], metric)
     a, b = cost_to_target(ours, metric, target), cost_to_target(theirs, metric, target)
     if a is None or b is None:
-        return f"no common target for {ours.label} and {theirs.label}", False
+        return f"no common target for {ours.label} and {theirs.label}", None
     each = [f"{c.label} at {cost[0]:.2f} N ({cost[1]:.1f} s)" for c, cost in ((ours, a), (theirs, b))]
     told = f"{target:.3g} is reached by {each[0]} and by {each[1]}"
-    return told, a[0] < b[0]
+    return told, a[0] < b[0] if min(a[0], b[0]) > 0 else None

@@ -266,7 +266,7 @@ class Run:
         return told
 
     def _v_norm(self) -> float | None:
-        """|v| of the estimate, or of the last gradient where there is none; just after a resumption, as it was saved."""
+        """|v| of the estimate, or of the last gradient where there is none; just after a resumption, as saved."""
         v = [s["estimate"] for s in self.optimizer.state.values() if isinstance(s, dict) and "estimate" in s]
         v = v or [p.grad for p in self.task.model.parameters() if p.grad is not None]
         return float(torch.stack([g.detach().double().norm() for g in v]).norm()) if v else self._saved_v_norm
