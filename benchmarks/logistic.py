@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -22,26 +21,15 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from sklearn.datasets import load_svmlight_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
+from spidersilk.lab.data import binary
+from spidersilk.lab.files import DataError
+from spidersilk.lab.tasks.logistic import minimum
 
 BATCH = 50
-
-
-def load(name: str) -> tuple[Tensor, Tensor]:
-    folder = os.environ.get("SPIDERSILK_DATA")
-    if not folder:
-        sys.exit(f"{name}: SPIDERSILK_DATA is not set; let it point at a folder with {name}/{name}.gz (LIBSVM text)")
-    path = Path(folder) / name / f"{name}.gz"
-    if not path.exists():
-        sys.exit(f"{name}: {path} is not there; get it from the LIBSVM data page, gzip it, and put it there")
-    features, labels = load_svmlight_file(str(path))
-    a = torch.from_numpy(features.toarray())  # pyright: ignore[reportAttributeAccessIssue]
-    a = a / a.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    return a, torch.from_numpy(labels).sign()
 
 
 class Logistic:
@@ -53,20 +41,6 @@ class Logistic:
 
     def value(self, x: Tensor) -> Tensor:
         return F.softplus(-(self.signed @ x)).mean() + 0.5 * self.lam * x.square().sum()
-
-    def minimum(self) -> float:
-        """f* by Newton's method, to rounding."""
-        x = torch.zeros(self.signed.shape[1], dtype=torch.float64)
-        for _ in range(100):
-            p = torch.sigmoid(-(self.signed @ x))
-            gradient = -(self.signed.T @ p) / self.n + self.lam * x
-            hessian = (self.signed.T * (p * (1 - p))) @ self.signed / self.n
-            hessian.diagonal().add_(self.lam)
-            step = torch.linalg.solve(hessian, gradient)
-            x = x - step
-            if float(gradient.norm()) < 1e-14:
-                break
-        return float(self.value(x))
 
 
 class Curve:
@@ -148,8 +122,11 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write results/logistic_<data>.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    problem = Logistic(*load(options.data))
-    best = problem.minimum()
+    try:
+        problem = Logistic(*binary(options.data))
+    except DataError as error:
+        sys.exit(str(error))
+    best = minimum(problem.signed, problem.lam)
     seeds = list(range(options.seeds))
     curves: dict[str, list[list[tuple[float, float]]]] = {}
     with Progress() as progress:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,10 @@ from typing import Any
 import torch
 
 import spidersilk
+from spidersilk.lab.runner import machine, revision
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-
-
-def machine() -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor()
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": model, "threads": torch.get_num_threads(), "gpu": gpu, "system": platform.system()}
-
-
-def revision() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
 
 
 def save(name: str, seeds: list[int], figures: dict[str, Any], folder: Path = RESULTS) -> Path:
@@ -43,7 +26,7 @@ def save(name: str, seeds: list[int], figures: dict[str, Any], folder: Path = RE
         "seeds": seeds,
         "versions": {"spidersilk": spidersilk.__version__, "revision": revision(), "torch": torch.__version__,
                      "python": platform.python_version()},
-        "machine": machine(),
+        "machine": machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "figures": figures,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
