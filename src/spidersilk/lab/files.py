@@ -26,6 +26,9 @@ _OPENERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+_UNREACHABLE: set[str] = set()  # addresses that failed in this process: not asked again for every run of a batch
+
+
 class DataError(RuntimeError):
     """A data set is missing, unreadable, truncated or altered; the message says which file, and what to do."""
 
@@ -105,12 +108,16 @@ def _download(file: File, data_dir: Path | str | None) -> bytes:
     remedy = f"get it from {file.url} and put it under the folder that SPIDERSILK_DATA or --data-dir names"
     cache = cache_folder()
     try:
+        if file.url in _UNREACHABLE:
+            raise ConnectionError
         import pooch  # here, because a machine that has its data does without it
 
+        pooch.get_logger().setLevel("WARNING")
         downloader: Any = pooch.HTTPDownloader(progressbar=_Bar())  # pyright: ignore[reportArgumentType]
         fetched = pooch.retrieve(file.url, file.archive_hash, path=cache / "downloads", downloader=downloader)
     except Exception as error:
         why = type(error).__name__
+        _UNREACHABLE.add(file.url)
         raise DataError(f"{file.path}: not found (looked for {looked}), nor to be had now ({why}): {remedy}") from error
     content = Path(fetched).read_bytes()
     if file.member is not None:
