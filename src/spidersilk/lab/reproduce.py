@@ -29,6 +29,9 @@ TABLE_1 = {
 }  # fmt: skip
 
 
+SMOKE = "Smoke scale: a check that everything runs; verdicts hold for this size and budget alone."
+
+
 @dataclass
 class Part:
     """Runs that share a section, and what the report says of them."""
@@ -41,13 +44,18 @@ class Part:
 
 def experiments(scale: str) -> dict[str, list[Part]]:
     """All experiments by name; `scale` is "smoke" or "paper"."""
-    return {
+    known = {
         "table1": table1(scale),
         "figure1": figure1(scale),
         "figure2": figure2(scale),
         "figure3": figure3(scale),
         "sparsity": sparsity(scale),
     }
+    if scale == "smoke":
+        for parts in known.values():
+            for part in parts:
+                part.note = f"{SMOKE} {part.note}".strip()
+    return known
 
 
 def on_embedded_data(config: RunConfig) -> RunConfig | None:
