@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.server
 import io
 import lzma
 import math
 import struct
 import tarfile
+import threading
 import zipfile
 from pathlib import Path
 
@@ -84,6 +86,49 @@ def test_a_missing_file_says_where_it_was_looked_for_and_how_to_get_it(tmp_path:
         "SPIDERSILK_DATA",
     ):
         assert words in told
+
+
+@pytest.fixture
+def server(tmp_path: Path):
+    """A web server on loopback over tmp_path / "web"; its address."""
+    (tmp_path / "web").mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args, **options):
+            super().__init__(*args, directory=str(tmp_path / "web"), **options)
+
+        def log_message(self, *_args) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+
+
+def test_what_is_missing_is_downloaded_checked_and_kept(tmp_path: Path, server: str) -> None:
+    (tmp_path / "web" / "part.txt").write_bytes(CONTENT)
+    file = File("set/part.txt", PLAIN.sha256, server + "part.txt")
+    assert files.read(file) == CONTENT
+    assert (tmp_path / "cache" / "data" / "set" / "part.txt").read_bytes() == CONTENT
+    (tmp_path / "web" / "part.txt").unlink()
+    assert files.read(file) == CONTENT  # from the cache
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("in/other.txt", CONTENT)
+    (tmp_path / "web" / "all.zip").write_bytes(packed.getvalue())
+    digest = "md5:" + hashlib.md5(packed.getvalue()).hexdigest()
+    assert files.read(File("set/other.txt", None, server + "all.zip", "in/other.txt", digest)) == CONTENT
+
+
+def test_a_wrong_download_is_refused_and_not_kept(tmp_path: Path, server: str) -> None:
+    (tmp_path / "web" / "part.txt").write_bytes(b"something else")
+    with pytest.raises(DataError, match="what came is not the published file"):
+        files.read(File("set/part.txt", PLAIN.sha256, server + "part.txt"))
+    assert not (tmp_path / "cache" / "data" / "set").exists()
+    (tmp_path / "web" / "more.txt").write_bytes(CONTENT)
+    with pytest.raises(DataError, match="nor to be had now"):
+        files.read(File("set/more.txt", None, server + "more.txt", None, "md5:" + "0" * 32))
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
