@@ -326,7 +326,18 @@ def test_without_data_digits_stand_in_and_the_rest_is_named(monkeypatch: pytest.
     assert "cifar10/data_batch_1.bin: not found" in told[0]
     assert "digits stand in" in told[-1]
     assert cli._with_data([c for part in known["figure2"] + known["figure3"] for c in part.configs])[0] == []
-    runner.run(replace(kept[1], budget=0.5), tmp_path / "run")
+    (table,) = known["table1"]
+    kept, told = cli._with_data(table.configs)
+    assert [(c.options["model"], c.options["data"], c.label) for c in kept] == [
+        ("fc", "digits", "fc, digits"), ("cnn", "digits", "cnn, digits")
+    ]  # fmt: skip
+    assert len(told) == 8
+    runner.run(replace(kept[0], budget=0.5), tmp_path / "run")
+    section = report.Section("s", [report.load_run(tmp_path / "run")])
+    table.conclude(section)
+    (_, head, rows) = section.tables[0]
+    assert len(head) == len(rows[0])
+    assert rows[0][:2] == ["fc, digits", "18.234"]
 
 
 @pytest.mark.parametrize("scale", ["smoke", "paper"])

@@ -206,7 +206,7 @@ def _with_data(configs: list[RunConfig]) -> tuple[list[RunConfig], list[str]]:
             kept.append(config)
             continue
         other = reproduce.on_embedded_data(config)
-        if other is not None:
+        if other is not None and other not in kept:
             kept.append(other)
         told.append(f"{config.title()}: {'digits stand in, as ' if other else ''}{missing}")
     return kept, told

@@ -63,8 +63,15 @@ def on_embedded_data(config: RunConfig) -> RunConfig | None:
     if config.task != "image" or config.options.get("model") == "resnet18":
         return None
     options = {k: v for k, v in config.options.items() if k not in ("train_samples", "eval_samples")}
-    small = {"anchor_batch_size": 500, "batch_size": 50}
-    return replace(config, options=options | {"data": "digits"}, name=f"{config.name}-on-digits", **small)
+    own = str(config.options["data"])
+    return replace(
+        config,
+        options=options | {"data": "digits"},
+        name=config.name.replace(f"-{own}", "") + "-on-digits",
+        label=config.label.replace(own, "digits"),
+        anchor_batch_size=500,
+        batch_size=50,
+    )
 
 
 def _runs(prefix: str, task: str, methods: list[str], common: dict[str, Any], **own: dict[str, Any]) -> list[RunConfig]:
@@ -106,7 +113,7 @@ def table1(scale: str) -> list[Part]:
         for curve in section.curves:
             model, data = curve.config["options"]["model"], curve.config["options"]["data"]
             seen = [row["entropy"] for row in curve.rows if "entropy" in row]
-            before, after = TABLE_1[model, data]
+            before, after = TABLE_1.get((model, data), ("", ""))  # nothing is printed for data that stands in
             measured = (f"{seen[0]:.2f}", f"{seen[-1]:.2f}") if seen else ("", "")
             cells = [f"{math.log2(MODELS[model][1]):.3f}", measured[0], f"{before}", measured[1], f"{after}"]
             rows.append([f"{model}, {curve.summary.get('data', data)}", *cells])
