@@ -62,7 +62,7 @@ class RunConfig:
 
     def completed(self) -> RunConfig:
         """With the task's and the optimizer's own settings where nothing was said."""
-        settings = optimizers.find(self.optimizer).settings | {}
+        settings = optimizers.find(self.optimizer).settings
         own = {name: value for name, value in find(self.task).settings.items() if name not in settings} | settings
         missing = {name: value for name, value in own.items() if getattr(self, name) is None}
         return replace(self, **missing)
