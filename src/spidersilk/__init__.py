@@ -1,21 +1,28 @@
 """Variance-reduced optimisation with sparse gradients, for PyTorch."""
 
-from spidersilk.diagnostics import entropy
+from spidersilk.diagnostics import captured_energy, entropy
 from spidersilk.errors import DivergenceError
+from spidersilk.inspection import Inspection, inspect
 from spidersilk.loader import AnchorLoader
+from spidersilk.measures import Measures
 from spidersilk.optimizers import SVRG, SparseSGD, SparseSpiderBoost, SparseSVRG, SpiderBoost, VarianceReduced
-from spidersilk.schedule import Anchor, Geometric, InnerLine
+from spidersilk.planner import Plan, plan
+from spidersilk.schedule import Adaptive, Anchor, Geometric, InnerLine
 from spidersilk.selection import RTop, Selection, rtop, rtop_variance, select
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SVRG",
+    "Adaptive",
     "Anchor",
     "AnchorLoader",
     "DivergenceError",
     "Geometric",
     "InnerLine",
+    "Inspection",
+    "Measures",
+    "Plan",
     "RTop",
     "Selection",
     "SparseSGD",
@@ -23,7 +30,10 @@ __all__ = [
     "SparseSpiderBoost",
     "SpiderBoost",
     "VarianceReduced",
+    "captured_energy",
     "entropy",
+    "inspect",
+    "plan",
     "rtop",
     "rtop_variance",
     "select",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 Count = int | float
 
@@ -32,6 +33,13 @@ def check_count(name: str, value: Count) -> None:
     if isinstance(value, float) and not 0 <= value <= 1:
         hint = f"for a count write {name}={int(value)}" if value > 1 and value.is_integer() else "a fraction of d"
         raise ValueError(f"{name} = {value} must lie in [0, 1] as a float: {hint}")
+
+
+def check_same_settings(here: dict[str, Any], there: dict[str, Any], remedy: str) -> None:
+    """Refuse a saved state whose settings differ, naming each that does."""
+    wrong = [f"{k}: {there.get(k)!r} there, {here[k]!r} here" for k in here if there.get(k) != here[k]]
+    if wrong:
+        raise ValueError(f"the state was saved with other settings ({'; '.join(wrong)}): {remedy}")
 
 
 def resolve_counts(k1: Count, k2: Count, d: int) -> tuple[int, int]:

@@ -39,6 +39,15 @@ def check_choices(reference: str | None, move: str, choose: str, anchor_move: st
     return "none"
 
 
+def check_adaptive(reference: str | None) -> None:
+    """Adaptive loops go by the variance of differences."""
+    if reference is None:
+        raise ValueError(
+            "inner_steps = 'auto' with reference = None: there is no difference whose variance could end a loop, so "
+            "give a number"
+        )
+
+
 def check_base(base: object, move: str, anchor_move: str) -> None:
     if not isinstance(base, Optimizer):
         raise ValueError(f"base = {type(base).__name__} must be a torch.optim optimizer, such as SGD(params, lr=0.1)")

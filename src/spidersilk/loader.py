@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from spidersilk.checks import check_choice, check_positive_int
-from spidersilk.schedule import Anchor, Fixed, InnerLength, as_inner_length
+from spidersilk.checks import check_choice, check_positive_int, check_same_settings
+from spidersilk.schedule import Adaptive, Anchor, Fixed, InnerLength, Small, as_inner_length
 from spidersilk.streams import fresh_seed, generator_at, mix
 
 _ANCHOR, _SMALL, _LENGTH = 1, 2, 3  # one stream each
+_ENDLESS = 10**12  # loops
 
 
 class Position(NamedTuple):
@@ -25,6 +27,7 @@ class Position(NamedTuple):
     piece: int = 0
     small_batches: int = 0  # given so far, over all loops
     last_loop: int = 0  # the iteration under way ends before this loop
+    visited: int = 0  # samples given in the iteration under way, where the loops' lengths are adaptive
 
 
 class AnchorLoader:
@@ -37,7 +40,8 @@ class AnchorLoader:
         on CPU or GPU, with no workers and no collation; anything else goes through torch's DataLoader.
     anchor_batch_size: B; None is the whole data set, given as it is, in order.
     batch_size: b.
-    inner_steps: the number of updates in an outer loop, the anchor's own included: an int or `Geometric(mean)`.
+    inner_steps: the number of updates in an outer loop, the anchor's own included: an int, `Geometric(mean)`, or
+        "auto": the optimizer ends a loop when its estimate has become too noisy (`Adaptive(...)` sets how noisy).
     micro_batch_size: an anchor larger than this comes in pieces. The same closure sees each piece; the optimizer sums
         them weighted by their size and moves at the last one, so the result is that of the whole batch for a loss that
         is a mean over samples.
@@ -55,7 +59,7 @@ class AnchorLoader:
         dataset: Dataset | Tensor | Sequence[Tensor],
         anchor_batch_size: int | None,
         batch_size: int,
-        inner_steps: int | InnerLength,
+        inner_steps: int | str | InnerLength,
         *,
         micro_batch_size: int | None = None,
         sampling: str = "uniform",
@@ -79,9 +83,12 @@ class AnchorLoader:
         check_choice("sampling", sampling, ("uniform", "shuffle"))
         self.sampling = sampling
         self.inner_length = as_inner_length(inner_steps)
-        per_loop = self.anchor_batch_size + batch_size * max(self.inner_length.mean - 1, 0)
-        self.loops = max(1, round(self._size / per_loop)) if loops is None else loops
-        check_positive_int("loops", self.loops, "None visits about len(dataset) samples in one iteration")
+        self.loops = loops
+        if loops is not None:
+            check_positive_int("loops", loops, "None visits about len(dataset) samples in one iteration")
+        elif not isinstance(self.inner_length, Adaptive):
+            per_loop = self.anchor_batch_size + batch_size * max(self.inner_length.mean - 1, 0)
+            self.loops = max(1, round(self._size / per_loop))
         if self._tensors and dataloader:
             names = ", ".join(dataloader)
             raise ValueError(f"{names}: tensors are indexed directly, without a DataLoader; leave these out")
@@ -91,11 +98,15 @@ class AnchorLoader:
         self._resumed = False
         self._passes: dict[int, tuple[int, Tensor]] = {}
 
-    def __iter__(self) -> Iterator[tuple[Any, Anchor | bool]]:
+    def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | bool]]:
         if not self._resumed:
             first = self._position.loop + (self._position.update > 0 or self._position.piece > 0)
-            self._position = self._position._replace(loop=first, update=0, piece=0, last_loop=first + self.loops)
+            last = first + (self.loops or _ENDLESS)
+            self._position = self._position._replace(loop=first, update=0, piece=0, last_loop=last, visited=0)
         self._resumed = False
+        if isinstance(self.inner_length, Adaptive):
+            yield from self._adaptively(self.inner_length)
+            return
         steps = self._steps_from(self._position)
         if self._tensors:
             for indices, is_anchor, after in steps:
@@ -107,7 +118,8 @@ class AnchorLoader:
     def __len__(self) -> int:
         """Batches in one iteration; a loader with random lengths has no length."""
         if not isinstance(self.inner_length, Fixed):
-            raise TypeError("an AnchorLoader with geometric inner lengths has no fixed number of batches")
+            raise TypeError("an AnchorLoader with geometric or adaptive loops has no fixed number of batches")
+        assert self.loops is not None
         return self.loops * (len(self._pieces()) + self.inner_length.mean - 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -115,12 +127,7 @@ class AnchorLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the batch after the last one that was given when the state was taken."""
-        here, there = self._settings(), state["settings"]
-        wrong = [
-            f"{name}: {there.get(name)!r} there, {here[name]!r} here" for name in here if there.get(name) != here[name]
-        ]
-        if wrong:
-            raise ValueError(f"the state was saved with other settings ({'; '.join(wrong)}): construct the same loader")
+        check_same_settings(self._settings(), state["settings"], "construct the same loader")
         self._seed = state["seed"]
         self._position = Position(**state["position"])
         self._resumed = self._position.loop < self._position.last_loop
@@ -140,23 +147,15 @@ class AnchorLoader:
 
     def _steps_from(self, position: Position) -> Iterator[tuple[Tensor | None, Anchor | bool, Position]]:
         """Indices (None: the whole data set), marker, and the position after, for each batch still to come."""
-        loop, update, piece, smalls, last_loop = position
-        pieces = self._pieces()
+        loop, update, piece, smalls, last_loop, _ = position
+        assert not isinstance(self.inner_length, Adaptive)
         while loop < last_loop:
             length = self.inner_length.length(mix(self._seed, _LENGTH), loop)
             following = Position(loop + 1, 0, 0, smalls, last_loop)
             if update == 0:
-                indices = self._draw(_ANCHOR, loop, self.anchor_batch_size)
-                for number in range(piece, len(pieces)):
-                    start, stop = pieces[number]
-                    last = number == len(pieces) - 1
-                    marker = Anchor((stop - start) / self.anchor_batch_size, number == 0, last, idle=length == 0)
-                    if indices is not None:
-                        part = indices[start:stop]
-                    else:
-                        part = None if len(pieces) == 1 else torch.arange(start, stop)
+                for number, (part, marker) in enumerate(self._anchor(loop, piece, length == 0), piece):
                     after = Position(loop, 1, 0, smalls, last_loop) if length > 1 else following
-                    yield part, marker, after if last else Position(loop, 0, number + 1, smalls, last_loop)
+                    yield part, marker, after if marker.last else Position(loop, 0, number + 1, smalls, last_loop)
                 update, piece = 1, 0
             for number in range(update, length):
                 indices = self._draw(_SMALL, smalls, self.batch_size)
@@ -164,6 +163,73 @@ class AnchorLoader:
                 is_last = number + 1 == length
                 yield indices, False, Position(loop + is_last, 0 if is_last else number + 1, 0, smalls, last_loop)
             loop, update = loop + 1, 0
+
+    def _anchor(self, loop: int, piece: int, idle: bool = False) -> Iterator[tuple[Tensor | None, Anchor]]:
+        """The pieces of a loop's anchor from number `piece` on: indices (None: the whole data set) and marker."""
+        pieces = self._pieces()
+        indices = self._draw(_ANCHOR, loop, self.anchor_batch_size)
+        for number, (start, stop) in enumerate(pieces[piece:], piece):
+            share = (stop - start) / self.anchor_batch_size
+            marker = Anchor(share, number == 0, number == len(pieces) - 1, idle)
+            if indices is not None:
+                yield indices[start:stop], marker
+            else:
+                yield None if len(pieces) == 1 else torch.arange(start, stop), marker
+
+    def _adaptively(self, rule: Adaptive) -> Iterator[tuple[Any, Anchor | Small]]:
+        """Loops that end when the optimizer says so. Anchors and small batches come from a source each, so that workers
+        can prepare both ahead and nothing that was prepared goes to waste."""
+        loop, _, piece, smalls, *_ = self._position
+        if self._position.update > 0:
+            loop, piece = loop + 1, 0
+        anchors = self._source(part for j in count(loop) for part in self._anchor(j, piece if j == loop else 0))
+        small = self._source((self._draw(_SMALL, i, self.batch_size), None) for i in count(smalls))
+
+        def end_loop() -> None:
+            if self._position.update:
+                self._position = self._position._replace(loop=self._position.loop + 1, update=0)
+
+        while True:
+            at = self._position
+            if at.update == 0:
+                if at.piece == 0 and (at.loop >= at.last_loop or (self.loops is None and at.visited >= self._size)):
+                    return
+                batch, marker = next(anchors)
+                visited = at.visited + round(marker.weight * self.anchor_batch_size)
+                after = at._replace(update=int(marker.last), piece=0 if marker.last else at.piece + 1, visited=visited)
+                self._position = after
+                if marker.last and rule.ceiling == 1:
+                    end_loop()
+                yield batch, marker
+            else:
+                batch, _ = next(small)
+                given = at._replace(small_batches=at.small_batches + 1, visited=at.visited + self.batch_size)
+                self._position = given._replace(update=at.update + 1)
+                if rule.ceiling is not None and self._position.update >= rule.ceiling:
+                    end_loop()
+                yield batch, Small(rule, self.batch_size, self.anchor_batch_size, end_loop)
+
+    def _source(self, drawn: Iterator[tuple[Tensor | None, Any]]) -> Iterator[tuple[Any, Any]]:
+        """Batches for indices, each with what came with them."""
+        if self._tensors:
+            for indices, marker in drawn:
+                yield self._take(indices), marker
+            return
+        markers: deque[Any] = deque()
+        for batch in self._dataloader_over(drawn, markers):
+            yield batch, markers.popleft()
+
+    def _dataloader_over(self, drawn: Iterator[tuple[Tensor | None, Any]], ahead: deque[Any]) -> DataLoader:
+        """A DataLoader that takes its indices from `drawn`, and leaves what came with them in `ahead`."""
+
+        def batches() -> Iterator[list[int]]:
+            for indices, more in drawn:
+                ahead.append(more)
+                yield list(range(self._size)) if indices is None else indices.tolist()
+
+        # The base seed of the workers comes from a generator of its own, so that iterating leaves the global one alone.
+        options = {"generator": generator_at("cpu", self._seed, *self._position), **self._dataloader}
+        return DataLoader(self.dataset, batch_sampler=batches(), **options)  # pyright: ignore[reportArgumentType]
 
     def _draw(self, stream: int, number: int, size: int) -> Tensor | None:
         """The indices of batch `number` of a stream: a function of the seed and the number alone."""
@@ -188,15 +254,7 @@ class AnchorLoader:
 
     def _through_dataloader(self, steps: Iterator[tuple[Tensor | None, Anchor | bool, Position]]) -> Iterator:
         ahead: deque[tuple[Anchor | bool, Position]] = deque()  # of batches that workers are preparing
-
-        def batches() -> Iterator[list[int]]:
-            for indices, is_anchor, after in steps:
-                ahead.append((is_anchor, after))
-                yield list(range(self._size)) if indices is None else indices.tolist()
-
-        # The base seed of the workers comes from a generator of its own, so that iterating leaves the global one alone.
-        options = {"generator": generator_at("cpu", self._seed, *self._position), **self._dataloader}
-        for batch in DataLoader(self.dataset, batch_sampler=batches(), **options):  # pyright: ignore[reportArgumentType]
+        for batch in self._dataloader_over(((i, (is_anchor, after)) for i, is_anchor, after in steps), ahead):
             is_anchor, self._position = ahead.popleft()
             yield batch, is_anchor
 

@@ -21,7 +21,7 @@ class Common(TypedDict, total=False):
 
     momentum: float
     weight_decay: float
-    inner_steps: int | InnerLength | None
+    inner_steps: int | str | InnerLength | None
     max_norm: float | None
     backend: str
     generator: torch.Generator | None

@@ -173,7 +173,7 @@ def select(memory: Tensor, k1: Count, k2: Count, *, generator: torch.Generator |
 
 def rtop(memory: Tensor, y: Tensor, k1: Count, k2: Count, *, generator: torch.Generator | None = None) -> Tensor:
     """The operator rtop_{k1,k2}(memory, y): an unbiased, sparse version of y; a dense tensor comes back."""
-    _check_pair(memory, y)
+    check_pair(memory, y)
     return select(memory, k1, k2, generator=generator).apply(y)
 
 
@@ -182,7 +182,7 @@ def rtop_variance(memory: Tensor, y: Tensor, k1: Count, k2: Count) -> float:
 
     k2 = 0 draws nothing, so the variance is 0 (and the operator biased).
     """
-    _check_pair(memory, y)
+    check_pair(memory, y)
     top, random = resolve_counts(k1, k2, memory.numel())
     if random == 0:
         return 0.0
@@ -198,7 +198,8 @@ def _check_vector(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} has dtype {value.dtype}: give a floating-point tensor, for example {name}.float()")
 
 
-def _check_pair(memory: Tensor, y: Tensor) -> None:
+def check_pair(memory: Tensor, y: Tensor) -> None:
+    """Two vectors of one length."""
     _check_vector("memory", memory)
     _check_vector("y", y)
     if memory.shape != y.shape:

@@ -102,6 +102,11 @@ def swapped(params: Sequence[Tensor], points: Sequence[Tensor]) -> Iterator[None
             p.data = data
 
 
+def loss_of(value: Any) -> Tensor | float:
+    """What a closure returned, as a number that does not wait for the device."""
+    return value.detach().double() if isinstance(value, Tensor) else float(value)
+
+
 def _same(a: Tensor, b: Tensor) -> bool:
     """Equal, nan for nan."""
     return bool(((a == b) | ((a != a) & (b != b))).all())

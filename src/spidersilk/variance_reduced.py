@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from spidersilk import estimators, memory
-from spidersilk.checks import resolve_counts
-from spidersilk.choices import check_base, check_choices, moves_by_gradient_alone
+from spidersilk.checks import check_same_settings, resolve_counts
+from spidersilk.choices import check_adaptive, check_base, check_choices
 from spidersilk.compact import CompactBase
 from spidersilk.diagnostics import QueryCounter
 from spidersilk.divergence import Guard, Secants
 from spidersilk.errors import DivergenceError
 from spidersilk.flat import Slab, make_slabs
 from spidersilk.kernels import dispatch
+from spidersilk.measures import Measures, Meter
+from spidersilk.moving import move_all, move_selected
 from spidersilk.planner import theorem_1_step
-from spidersilk.schedule import Anchor, InnerLength, as_inner_length
+from spidersilk.schedule import Adaptive, Anchor, InnerLength, Small, as_inner_length
 from spidersilk.selection import RTop, Selection, draw_over
 from spidersilk.streams import Stream, fresh_seed, mix
-from spidersilk.two_point import Closure, TwoPoint
+from spidersilk.two_point import Closure, TwoPoint, loss_of
 from spidersilk.vectors import Vectors
 
 
@@ -38,7 +43,8 @@ class VarianceReduced(Optimizer):
     choose: draw the selection at every "step" or once per "anchor".
     anchor_move: with move="selected", whether an anchor moves "all" coordinates (the base has one full-size state) or
         only the newly "selected" ones (the base's state has size k).
-    inner_steps: lets `step(closure)` count by itself which step is an anchor; an int or `Geometric(mean)`.
+    inner_steps: lets `step(closure)` count by itself which step is an anchor: an int, `Geometric(mean)`, or "auto",
+        which ends a loop when v has become too noisy (`Adaptive(...)` sets how noisy).
     max_norm: clips the v that moves x to this norm; the running estimate stays as it is. Do not clip inside the
         closure: it would spoil the differences.
     generator: seeds the selections, once; torch's default one if None.
@@ -56,7 +62,7 @@ class VarianceReduced(Optimizer):
         choose: str = "step",
         anchor_move: str = "all",
         sparsity: RTop | None = None,
-        inner_steps: int | InnerLength | None = None,
+        inner_steps: int | str | InnerLength | None = None,
         max_norm: float | None = None,
         backend: str = "auto",
         generator: torch.Generator | None = None,
@@ -65,23 +71,29 @@ class VarianceReduced(Optimizer):
         self.scaling = check_choices(reference, move, choose, anchor_move, sparsity)
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm = {max_norm} must be positive: None turns clipping off")
+        length = None if inner_steps is None else as_inner_length(inner_steps)
+        if isinstance(length, Adaptive):
+            check_adaptive(reference)
         super().__init__(base_optimizer.param_groups, {})
         self.base = base_optimizer
         self.defaults = base_optimizer.defaults
         self.reference, self.move, self.choose, self.anchor_move = reference, move, choose, anchor_move
         self.sparsity, self.max_norm = sparsity, max_norm
-        self.inner_length = None if inner_steps is None else as_inner_length(inner_steps)
+        self.inner_length = length
         self.steps = 0  # updates done
         self.anchors = 0  # anchors done
         self.inner_step = -1  # the last update's place in its loop, 0 for the anchor's; -1 if an anchor must come
         self.loop_length = 0  # of the loop under way, where the optimizer counts by itself
         self.anchor_share = 0.0  # how much of an anchor in pieces has come, 0 outside of one
+        self.anchor_samples: int | None = 0  # of the last anchor, None if a step did not say
         self._queries = QueryCounter()
         self._ops = dispatch.find(backend)
         self._stream = Stream(fresh_seed(generator))
         self._selections: list[Selection] | None = None
         self._slabs: list[Slab] = []
         self._secants = Secants()
+        self._meter = Meter(reference == "previous", self.scaling, move == "selected")
+        self._hooks: dict[int, Callable[[Measures], None]] = OrderedDict()
         self._longest_loop = 1
         d = self.d
         if sparsity is not None and not sparsity.per_tensor:
@@ -125,7 +137,7 @@ class VarianceReduced(Optimizer):
             return self._selections
         return self._selections[0]
 
-    def next_is_anchor(self, anchor: bool | Anchor | None = None) -> bool:
+    def next_is_anchor(self, anchor: bool | Anchor | Small | None = None) -> bool:
         """Whether the next step is an anchor, given what will be passed to it as `anchor`."""
         if anchor is not None:
             return bool(anchor)
@@ -134,6 +146,17 @@ class VarianceReduced(Optimizer):
                 "anchor = None needs inner_steps: pass anchor=True or False, or construct with inner_steps"
             )
         return self.inner_step < 0 or self.inner_step + 1 >= self.loop_length
+
+    @property
+    def smoothness(self) -> float | None:
+        """The largest |g(x) - g(y)| / |x - y| seen at first small steps: a lower bound of L. None if none was seen."""
+        return self._secants.largest()
+
+    def register_measures_hook(self, hook: Callable[[Measures], None]) -> RemovableHandle:
+        """Call `hook(measures)` at each small step, with what the step can tell of itself; off by default, and free."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
 
     def check(self) -> None:
         """Wait for the device and raise DivergenceError if v was not finite at any step so far."""
@@ -152,7 +175,7 @@ class VarianceReduced(Optimizer):
 
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Closure, anchor: bool | Anchor | None = None, samples: int | None = None
+        self, closure: Closure, anchor: bool | Anchor | Small | None = None, samples: int | None = None
     ) -> Any:
         """One update; returns the closure's loss at the current point.
 
@@ -172,11 +195,19 @@ class VarianceReduced(Optimizer):
             raise RuntimeError(f"a small step after {self.anchor_share:.0%} of an anchor: give its other pieces first")
         if self.inner_step < 0:
             raise RuntimeError("a small step before any anchor: v is not set, so give an anchor first (anchor=True)")
-        return self._small_step(closure, samples)
+        if isinstance(anchor, Small):
+            check_adaptive(self.reference)
+        if anchor is None and isinstance(self.inner_length, Adaptive):
+            if samples is None or self.anchor_samples is None:
+                raise ValueError("inner_steps = 'auto' weighs batches by their size: pass samples= to each step")
+            anchor = Small(self.inner_length, samples, self.anchor_samples, lambda: None)
+        return self._small_step(closure, samples, anchor if isinstance(anchor, Small) else None)
 
-    def _marker(self, anchor: bool | Anchor | None) -> Anchor | None:
+    def _marker(self, anchor: bool | Anchor | Small | None) -> Anchor | None:
         if isinstance(anchor, Anchor):
             return anchor
+        if isinstance(anchor, Small):
+            return None
         if anchor is not None and not isinstance(anchor, bool):
             raise ValueError(f"anchor = {anchor!r} must be True, False, None, or what an AnchorLoader yields")
         if not self.next_is_anchor(anchor):
@@ -184,15 +215,17 @@ class VarianceReduced(Optimizer):
         return Anchor(idle=anchor is None and self._next_length() == 0)
 
     def _next_length(self) -> int:
-        """The length of the loop that the next anchor begins, where the optimizer counts by itself."""
-        return (
-            0 if self.inner_length is None else self.inner_length.length(mix(self._stream.seed, _LENGTHS), self.anchors)
-        )
+        """Of the loop that the next anchor begins, where the optimizer counts by itself; an adaptive one has no end."""
+        if self.inner_length is None:
+            return 0
+        if isinstance(self.inner_length, Adaptive):
+            return self.inner_length.ceiling or _ENDLESS
+        return self.inner_length.length(mix(self._stream.seed, _LENGTHS), self.anchors)
 
     def _anchor_step(self, closure: Closure, marker: Anchor, samples: int | None) -> Any:
         """v := gradient of a large batch, or of the pieces that make it up (lines 5-6); the first move (line 9)."""
         if marker.first:
-            self.anchor_share = 0.0
+            self.anchor_share, self.anchor_samples = 0.0, 0
         share = self.anchor_share + marker.weight
         if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
             raise RuntimeError(f"the pieces of an anchor make up {share:.0%} of it: give each once, in order")
@@ -202,6 +235,8 @@ class VarianceReduced(Optimizer):
         self._vectors.accumulate(marker.weight, marker.first)
         self._queries.add(samples, 1, 1.0)
         self.anchor_share = share
+        known = None not in (samples, self.anchor_samples)
+        self.anchor_samples = (self.anchor_samples or 0) + (samples or 0) if known else None
         if not marker.last:
             return loss
         self.anchor_share, self.loop_length = 0.0, self._next_length()
@@ -210,6 +245,7 @@ class VarianceReduced(Optimizer):
         if marker.idle:
             return loss
         vectors = self._vectors
+        self._meter.restart()
         frozen = self._guard.watch(vectors.v, self.steps, 0)
         vectors.mark_point()
         vectors.mark_anchor()
@@ -226,28 +262,57 @@ class VarianceReduced(Optimizer):
         self._done(0)
         return loss
 
-    def _small_step(self, closure: Closure, samples: int | None) -> Any:
+    def _small_step(self, closure: Closure, samples: int | None, small: Small | None) -> Any:
         """v from a small batch at two points (lines 10-11), M (line 12), and a move (line 9)."""
         inner_step = self.inner_step + 1
         selections = self._select()  # M alone decides it, so it is drawn before any gradient is known
         loss = self._points.at_current(closure, then_reference=self.reference is not None)
         values = self._vectors.read(selections)
+        change: Tensor | float = math.nan
         if self.reference is not None:
-            self._points.at_reference(closure, self._vectors.points)
+            change = loss_of(loss) - loss_of(self._points.at_reference(closure, self._vectors.points))
             for at_current, at_point in zip(values, self._vectors.read(selections), strict=True):
                 at_current.sub_(at_point)
-        selected = sum(slab.d if s is None else s.k for slab, s in zip(self._slabs, selections, strict=True))
-        self._queries.add(samples, 1 if self.reference is None else 2, selected / self.d)
+        density = sum(x.numel() for x in values) / self.d
+        self._queries.add(samples, 1 if self.reference is None else 2, density)
+        estimates = self._estimate(values, selections)
+        frozen = self._guard.watch(estimates, self.steps, inner_step)
+        self._observe_secant(values, inner_step)
+        if small is not None or self._hooks:
+            size = samples if small is None else small.samples
+            noise = self._measure(values, selections, estimates, change, size).noise
+            if small is not None and self.reference == "previous" and not small.rule.is_safe(inner_step, noise):
+                self._end_loop(small)
+                return loss
+        self._remember(estimates)
         if self._compact is None:
-            self._advance_all(values, selections, inner_step)
+            if self.reference == "previous":
+                self._vectors.mark_point()
+            self._move_all(frozen)
         else:
-            self._advance_selected(values, inner_step)
+            self._move_selected(estimates, frozen)
+            for p in self._vectors.params:
+                p.grad = None
         self._done(inner_step)
+        if small is not None:
+            price = small.anchor_samples / (2 * small.samples * density)
+            pays = self.reference == "previous" or small.rule.pays(self._meter.changes, price)
+            if not pays or small.rule.is_over(inner_step + 1, price):
+                self._end_loop(small)
         return loss
 
-    def _advance_all(self, values: list[Tensor], selections: list[Selection | None], inner_step: int) -> None:
-        """Update every coordinate of v and M, then move x by v."""
+    def _end_loop(self, small: Small) -> None:
+        """Let an anchor come next, and the loader know."""
+        self.loop_length = self.inner_step = -1
+        small.end_loop()
+
+    def _estimate(self, values: list[Tensor], selections: list[Selection | None]) -> list[Tensor]:
+        """The new v: all of it, or, where only the selected move, its k values there."""
         vectors, scaling, ops = self._vectors, self.scaling, self._ops
+        if self._compact is not None:
+            v_anchors = vectors.v if self.reference == "anchor" else [None] * len(values)
+            parts = zip(v_anchors, values, self._selections or [], strict=True)
+            return [estimators.selected(v, value, selection) for v, value, selection in parts]
         for number, (v, value, selection) in enumerate(zip(vectors.v, values, selections, strict=True)):
             if self.reference == "previous":
                 estimators.recursive(v, value, selection, scaling, ops)
@@ -255,57 +320,44 @@ class VarianceReduced(Optimizer):
                 estimators.anchored(v, vectors.v_anchor[number], value, selection, scaling, ops)
             else:
                 estimators.fresh(v, value, selection, scaling, ops)
-        frozen = self._guard.watch(vectors.v, self.steps, inner_step)
-        self._observe_secant(values, inner_step)
-        if self.sparsity is not None:
-            for m, v in zip(vectors.memory, vectors.v, strict=True):
-                memory.update(m, v, self.sparsity.memory_decay, ops)
-        if self.reference == "previous":
-            vectors.mark_point()
-        self._move_all(frozen)
+        return vectors.v
 
-    def _advance_selected(self, values: list[Tensor], inner_step: int) -> None:
-        """Make v and M new on the selection, then move x there."""
-        assert self.sparsity is not None
-        assert self._selections is not None
-        v_anchors = self._vectors.v if self.reference == "anchor" else [None] * len(values)
-        moved = [estimators.selected(v, x, s) for v, x, s in zip(v_anchors, values, self._selections, strict=True)]
-        frozen = self._guard.watch(moved, self.steps, inner_step)
-        self._observe_secant(values, inner_step)
-        for m, x, selection in zip(self._vectors.memory, moved, self._selections, strict=True):
-            memory.update_selected(m, selection, x, self.sparsity.memory_decay, self._ops)
-        self._move_selected(moved, frozen)
-        for p in self._vectors.params:
-            p.grad = None
+    def _remember(self, estimates: list[Tensor]) -> None:
+        """M after a small step, on all coordinates or on those that are fresh (line 12)."""
+        if self.sparsity is None:
+            return
+        decay = self.sparsity.memory_decay
+        for number, (m, v) in enumerate(zip(self._vectors.memory, estimates, strict=True)):
+            if self._compact is None:
+                memory.update(m, v, decay, self._ops)
+            else:
+                assert self._selections is not None
+                memory.update_selected(m, self._selections[number], v, decay, self._ops)
+
+    def _measure(
+        self,
+        values: list[Tensor],
+        selections: list[Selection | None],
+        estimates: list[Tensor],
+        change: Tensor | float,
+        samples: int | None,
+    ) -> Measures:
+        """Measure the step, and tell those who asked."""
+        where, memory = (self.steps, self.inner_step + 1), self._vectors.memory
+        measures = self._meter.measure(where, values, selections, estimates, change, memory, samples)
+        for hook in list(self._hooks.values()):
+            hook(measures)
+        return measures
 
     def _move_all(self, frozen: Tensor | None) -> None:
-        """Let the base step with v as gradient. Where `frozen` (on the device) is true, x stays."""
-        params = self._vectors.params
-        for slab, v in zip(self._slabs, self._vectors.v, strict=True):
-            slab.write_gradients(v)
-        if self.max_norm is not None:
-            clip_grad_norm_(params, self.max_norm)
-        if frozen is None:
-            self.base.step()
-            return
-        for p in params:
-            assert p.grad is not None
-            p.grad.copy_(torch.where(frozen.to(p.device), 0, p.grad))
-        before = None if moves_by_gradient_alone(self.base) else [p.clone() for p in params]
-        self.base.step()
-        for p, old in zip(params, before or [], strict=False):
-            p.copy_(torch.where(frozen.to(p.device), old, p))
+        move_all(self.base, self._slabs, self._vectors.v, self.max_norm, frozen)
 
     def _move_selected(self, values: list[Tensor], frozen: Tensor | None) -> None:
-        """Let the base step the selected coordinates with `values` as gradient."""
         assert self._compact is not None
         assert self._selections is not None
         if not self._compact.entered:
             self._compact.enter(self._selections, self._vectors.memory)
-        if self.max_norm is not None:
-            share = (self.max_norm / (get_total_norm(values) + 1e-6)).clamp(max=1.0)
-            values = [x * share.to(x.device, x.dtype) for x in values]
-        self._compact.step(values, frozen)
+        move_selected(self._compact, values, self.max_norm, frozen)
 
     # Parts of a step.
 
@@ -365,7 +417,8 @@ class VarianceReduced(Optimizer):
         k2 = self.d
         if self.sparsity is not None and not self.sparsity.per_tensor:
             k2 = resolve_counts(self.sparsity.k1, self.sparsity.k2, self.d)[1]
-        length = self.inner_length.mean if self.inner_length else max(inner_step + 1, self._longest_loop)
+        known = self.inner_length is not None and math.isfinite(self.inner_length.mean)
+        length = self.inner_length.mean if self.inner_length and known else max(inner_step + 1, self._longest_loop)
         allowed = theorem_1_step(max(k2, 1), self.d, length)
         lr = [float(group["lr"]) for group in self.param_groups if "lr" in group]
         return DivergenceError(step, inner_step, norms, lr, allowed, self._secants.largest())
@@ -378,6 +431,7 @@ class VarianceReduced(Optimizer):
             "settings": self._settings(),
             "stream": self._stream.state_dict(),
             "counters": {name: getattr(self, name) for name in _COUNTERS} | {"queries": self._queries.total},
+            "meter": self._meter.state_dict(),
         }
         if self._slabs:
             self.check()
@@ -392,16 +446,11 @@ class VarianceReduced(Optimizer):
         """Continue from the `state_dict` of an optimizer with the same settings, over parameters of the same sizes."""
         if "settings" not in state_dict:
             raise ValueError(f"not a state of {type(self).__name__}: it has {', '.join(state_dict)} and no settings")
-        here = self._settings()
-        there = state_dict["settings"]
-        wrong = [
-            f"{name}: {there.get(name)!r} there, {here[name]!r} here" for name in here if there.get(name) != here[name]
-        ]
-        if wrong:
-            raise ValueError(f"the state was saved with other settings ({'; '.join(wrong)}): construct the same one")
+        check_same_settings(self._settings(), state_dict["settings"], "construct the same one")
         self.base.load_state_dict(state_dict["base"])
         self._stream.load_state_dict(state_dict["stream"])
         self._queries.total = state_dict["counters"]["queries"]
+        self._meter.load_state_dict(state_dict["meter"])
         for name in _COUNTERS:
             setattr(self, name, state_dict["counters"][name])
         self._selections = None
@@ -431,8 +480,9 @@ class VarianceReduced(Optimizer):
         }
 
 
+_ENDLESS = 10**12  # updates
 _LENGTHS = 1  # the stream of loop lengths, apart from that of selections
-_COUNTERS = ("steps", "anchors", "inner_step", "loop_length", "anchor_share")
+_COUNTERS = ("steps", "anchors", "inner_step", "loop_length", "anchor_share", "anchor_samples")
 _CHANGED = (
     "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "
     "that, so make a new optimizer"

@@ -15,7 +15,8 @@ def top_indices(scores: Tensor, k: int) -> Tensor:
     level = scores == threshold
     wanted = k - above.sum()  # torch.topk breaks ties as it likes, so ties are counted from the left here
     chosen = above | (level & (level.cumsum(0) <= wanted))
-    return torch.nonzero_static(chosen, size=k).squeeze(1)
+    # Scores that are not finite may leave fewer than k: any valid index will do then, as the step is not taken.
+    return torch.nonzero_static(chosen, size=k, fill_value=0).squeeze(1)
 
 
 def select(memory: Tensor, k1: int, k2: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -25,7 +26,7 @@ def select(memory: Tensor, k1: int, k2: int, generator: torch.Generator | None) 
     if k2 == 0:
         return top, torch.empty(0, dtype=torch.int64, device=memory.device)
     is_rest = torch.ones(d, dtype=torch.bool, device=memory.device).index_fill_(0, top, False)
-    rest = torch.nonzero_static(is_rest, size=d - k1).squeeze(1)
+    rest = torch.nonzero_static(is_rest, size=d - k1, fill_value=0).squeeze(1)
     drawn = torch.randperm(d - k1, generator=generator, device=memory.device)[:k2]
     return top, rest[drawn].sort().values
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +16,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spidersilk.lab import batch, demo, optimizers, report, reproduce
+from spidersilk.lab import batch, demo, inspecting, optimizers, report, reproduce
 from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.files import DataError
 from spidersilk.lab.runner import RunError
 from spidersilk.lab.tasks import all_tasks, find, nearest
+from spidersilk.planner import Plan, plan
 
 app = typer.Typer(
     add_completion=False,
@@ -152,6 +155,93 @@ def report_command(
     if not curves:
         raise ValueError("no run folder was given")
     console.print(f"report: {report.write(report.sections_of(curves), to, title, _command())}")
+
+
+@app.command(
+    "plan", epilog="Example: spidersilk plan --eps 0.1 -L 10 --sigma2 5 --delta-f 2.3 --samples 60000 -d 62006"
+)
+def plan_command(
+    eps: Annotated[float, typer.Option("--eps", help="gradient norm to reach")],
+    smoothness: Annotated[float, typer.Option("--smoothness", "-L", help="L of each sample's loss")],
+    sigma2: Annotated[float, typer.Option("--sigma2", help="bound on the mean of |grad f_i|^2")],
+    delta_f: Annotated[float, typer.Option("--delta-f", help="f(x_0) - f*")],
+    samples: Annotated[int, typer.Option("--samples", "-n", help="n")],
+    dimension: Annotated[int, typer.Option("--dimension", "-d", help="d, the number of parameters")],
+    k1: Annotated[float, typer.Option("--k1", help="top coordinates: a fraction up to 1, or a count above it")] = 0.05,
+    k2: Annotated[float, typer.Option("--k2", help="random coordinates, likewise")] = 0.05,
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="b")] = 1,
+    outside: Annotated[
+        float | None, typer.Option("--outside", help="share of energy that the top k1 miss, as inspect measures it")
+    ] = None,
+) -> None:
+    """The theorems as a table: step size, batches and loops that reach E|grad f| <= eps, and their price."""
+    shared: dict[str, Any] = {"eps": eps, "smoothness": smoothness, "sigma2": sigma2, "delta_f": delta_f}
+    shared |= {"n": samples, "d": dimension, "k1": _count(k1), "k2": _count(k2), "batch_size": batch_size}
+    wanted = [("recursive", None), ("recursive", 1.0 if outside is None else outside)]
+    wanted += [("anchored", outside), ("selected", outside)]
+    table = Table(
+        "", "Algorithm 1, Theorem 1", "Algorithm 1, Theorem 2", "SparseSVRG, Theorem 3", "selected, Theorem 4"
+    )
+    plans: list[Plan | str] = []
+    for method, share in wanted:
+        try:
+            plans.append(plan(**shared, method=method, outside=share))
+        except ValueError as error:
+            plans.append(str(error))
+    refused = [p for p in plans if isinstance(p, str)]
+    if len(refused) == len(plans):
+        raise ValueError(refused[0])
+    for label, text in PLAN_ROWS.items():
+        table.add_row(label, *("" if isinstance(p, str) else text(p) for p in plans))
+    console.print(table)
+    notes = [p if isinstance(p, str) else "; ".join(p.notes) for p in plans]
+    for line in dict.fromkeys(note for note in notes if note):
+        console.print(f"note: {line}", highlight=False)
+
+
+@app.command("inspect", epilog="Example: spidersilk inspect examples/inspect_me.py   or: spidersilk inspect logistic")
+def inspect_command(
+    target: Annotated[str, typer.Argument(help="a task, or a Python file with model, loss(model, batch) and data")],
+    lr: Annotated[float | None, typer.Option("--lr", help="about what SGD trains well with (task: its own)")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="queries over N for each trial")] = None,
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    save: Annotated[Path | None, typer.Option("--save", help="write what was found to this JSON file")] = None,
+) -> None:
+    """Would it pay? Entropy, captured energy, variance, seconds a step, short trials, and a yes or no."""
+    with console.status("measuring") as status:
+        told = lambda what: status.update(f"measuring: {what}")  # noqa: E731
+        if target.endswith(".py"):
+            found = inspecting.inspect_file(Path(target), 0.1 if lr is None else lr, budget, told)
+        else:
+            config = apply_settings(RunConfig(target, "sgd", lr=lr), settings or [])
+            config = replace(config, data_dir=str(data_dir)) if data_dir is not None else config
+            found = inspecting.inspect_task(config, budget, told)
+    for table in inspecting.tables(found):
+        console.print(table)
+    console.print(f"[bold]{found.verdict}[/bold]", highlight=False)
+    if save is not None:
+        inspecting.save(found, save, _command())
+
+
+PLAN_ROWS: dict[str, Callable[[Plan], str]] = {
+    "lr": lambda p: f"{p.lr:.3g}",
+    "largest stable lr": lambda p: f"{p.largest_stable_lr:.3g}",
+    "B": lambda p: f"{p.anchor_batch_size}",
+    "b": lambda p: f"{p.batch_size}",
+    "m": lambda p: f"{p.inner_steps:.4g}",
+    "T": lambda p: f"{math.ceil(p.loops)}",
+    "queries": lambda p: f"{p.queries:.3g}",
+    "to SpiderBoost's": lambda p: f"{p.ratio:.3g}",
+    "mean R_j at most": lambda p: "" if p.allowed_residual is None else f"{p.allowed_residual:.3g}",
+}
+
+
+def _count(k: float) -> float | int:
+    """A fraction up to 1, a count above it."""
+    if k > 1 and k != int(k):
+        raise ValueError(f"k = {k} is neither a fraction (at most 1) nor a whole number")
+    return k if k <= 1 else int(k)
 
 
 def _sections(

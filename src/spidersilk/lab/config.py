@@ -17,10 +17,11 @@ from spidersilk.lab.tasks import find, nearest
 class RunConfig:
     """One run. Numbers that are None come from the task's settings, which are the paper's.
 
-    budget and eval_every are in queries over N. inner_steps may be "theorem-2": m = B d / (b k). lr_milestones gives
-    further step sizes by epoch, {10: 0.01} for 0.01 from epoch 10 on. inner_lr_end lets the step size fall along a line
-    inside each inner loop. track_memory lets the runner keep M for a dense method, whose entropy Table 1 shows.
-    checkpoint_every is in seconds of training.
+    budget and eval_every are in queries over N. inner_steps may be "theorem-2", m = B d / (b k), or "auto", to which
+    `adaptive` may give fraction, confidence, floor and ceiling. lr_milestones gives further step sizes by epoch,
+    {10: 0.01} for 0.01 from epoch 10 on. inner_lr_end lets the step size fall along a line inside each inner loop.
+    track_memory lets the runner keep M for a dense method, whose entropy Table 1 shows. measures logs what small steps
+    tell of themselves: captured energy, noise of v, variance of rtop. checkpoint_every is in seconds of training.
     """
 
     task: str
@@ -36,10 +37,12 @@ class RunConfig:
     anchor_batch_size: int | None = None
     batch_size: int | None = None
     inner_steps: int | str | None = None
+    adaptive: dict[str, Any] = field(default_factory=dict)
     k1: float | int | None = None
     k2: float | int | None = None
     memory_decay: float = 0.5
     track_memory: bool = False
+    measures: bool = False
     max_norm: float | None = None
     device: str = "auto"
     bf16: bool = False

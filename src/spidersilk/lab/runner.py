@@ -20,6 +20,7 @@ import spidersilk as silk
 from spidersilk.lab import optimizers
 from spidersilk.lab.config import RunConfig, from_yaml
 from spidersilk.lab.tasks import Task, find
+from spidersilk.schedule import Adaptive, as_inner_length
 
 FINISHED = ("finished", "diverged")
 
@@ -62,6 +63,7 @@ class Run:
         self.config, self.folder = config, folder
         self.meters = _Meters()
         self.memory: list[Tensor] = []  # where the config asks for it
+        self.noted: dict[str, tuple[float, int]] = {}  # sums and counts of measures since the last line of metrics
         self._saved_v_norm: float | None = None
 
     # The whole run.
@@ -115,6 +117,8 @@ class Run:
         method = optimizers.find(config.optimizer)
         self.plain = method.plain
         self.optimizer = method.make(params, config, generator)
+        if config.measures and isinstance(self.optimizer, silk.VarianceReduced):
+            self.optimizer.register_measures_hook(self._note)
         if hasattr(self.task, "point_of_old_state"):
             self.task.point_of_old_state = getattr(self.optimizer, "reference", None)  # pyright: ignore[reportAttributeAccessIssue]
         small = config.batch_size
@@ -123,9 +127,11 @@ class Run:
         inner = 1 if self.plain else config.inner_steps
         if inner == "theorem-2":
             inner = theorem_2_inner_steps(anchor or self.task.samples, small, self._density(params))
-        assert inner is None or isinstance(inner, int)
-        self.inner = inner or 1
-        self.batches = self.task.batches(anchor, small, self.inner, generator)  # pyright: ignore[reportArgumentType]
+        length = as_inner_length(inner or 1)
+        if isinstance(length, Adaptive):
+            length = Adaptive(**config.adaptive)
+        self.inner = int(length.mean) if math.isfinite(length.mean) else 10
+        self.batches = self.task.batches(anchor, small, length, generator)  # pyright: ignore[reportArgumentType]
         self.line = None
         if config.inner_lr_end is not None and isinstance(self.optimizer, silk.VarianceReduced):
             assert config.lr is not None
@@ -185,6 +191,14 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def _note(self, measures: silk.Measures) -> None:
+        """Add up what small steps tell of themselves, for the next line of metrics."""
+        told = {"captured": measures.captured, "noise": measures.noise, "rtop_variance": measures.rtop_variance}
+        for name, value in told.items():
+            if math.isfinite(value):
+                total, count = self.noted.get(name, (0.0, 0))
+                self.noted[name] = total + value, count + 1
+
     def _track_memory(self) -> None:
         """The memory that a dense method would have: started from |v|, averaged at each step."""
         decay = self.config.memory_decay
@@ -243,7 +257,9 @@ class Run:
             "seconds": meters.seconds,
             **told,
             **self._sparsity_measures(),
+            **{name: total / count for name, (total, count) in self.noted.items()},
         }
+        self.noted = {}
         with (self.folder / "metrics.jsonl").open("ab") as stream:
             stream.write(json.dumps(row).encode() + b"\n")
             stream.flush()
@@ -282,6 +298,7 @@ class Run:
             "task": self.task.state_dict(),
             "meters": vars(self.meters),
             "memory": self.memory,
+            "noted": self.noted,
             "v_norm": self._v_norm(),
             "random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
@@ -308,6 +325,7 @@ class Run:
         self.batches.load_state_dict(state["batches"])
         self.task.load_state_dict(state["task"])
         self.memory, self._saved_v_norm = state["memory"], state["v_norm"]
+        self.noted = {name: (total, count) for name, (total, count) in state["noted"].items()}
         for name, value in state["meters"].items():
             setattr(self.meters, name, value)
         with (self.folder / "metrics.jsonl").open("r+b") as stream:
@@ -335,12 +353,9 @@ class Run:
             "parameters": sum(p.numel() for p in self.task.model.parameters()),
             "samples": self.task.samples,
             "inner_steps": self.inner,
+            "anchors": getattr(self.optimizer, "anchors", 0),
             "last": json.loads(lines[-1]) if lines else {},
-            "versions": {
-                "spidersilk": silk.__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions(),
             "revision": revision(),
             "machine": machine(self.device),
         }
@@ -359,6 +374,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(path)
+
+
+def versions() -> dict[str, str]:
+    return {"spidersilk": silk.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def machine(device: torch.device) -> dict[str, Any]:

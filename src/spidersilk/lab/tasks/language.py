@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from spidersilk.lab.data import PTB, ptb
 from spidersilk.lab.files import File
 from spidersilk.lab.tasks import Task, register
-from spidersilk.schedule import Anchor, InnerLength, as_inner_length
+from spidersilk.schedule import Adaptive, Anchor, InnerLength, Small, as_inner_length
 from spidersilk.streams import fresh_seed
 
 State = tuple[Tensor, Tensor]
@@ -40,23 +40,34 @@ class Chunks:
     both, so that with m = 2 half of each is never seen: `printed` does that.
     """
 
-    def __init__(self, lengths: dict[str, int], inner: InnerLength, seed: int, printed: bool):
-        self.lengths, self.inner, self.seed, self.printed = lengths, inner, seed, printed
+    def __init__(self, lengths: dict[str, int], rows: dict[str, int], inner: InnerLength, seed: int, printed: bool):
+        self.lengths, self.rows, self.inner, self.seed, self.printed = lengths, rows, inner, seed, printed
         self.step, self.loop, self.left = 0, 0, 0
         self.used = {"large": 0, "small": 0}
 
-    def __iter__(self) -> Iterator[tuple[tuple[str, int], Anchor | bool]]:
+    def __iter__(self) -> Iterator[tuple[tuple[str, int], Anchor | Small | bool]]:
+        adaptive = self.inner if isinstance(self.inner, Adaptive) else None
         while True:
-            is_anchor: Anchor | bool = False
+            is_anchor: Anchor | Small | bool = False
             which = "small"
             if self.left == 0:
-                length = self.inner.length(self.seed, self.loop)
+                length = self._length()
                 is_anchor, which = Anchor(idle=length == 0), "large"
                 self.loop, self.left = self.loop + 1, max(length, 1)
+            elif adaptive is not None:
+                is_anchor = Small(adaptive, self.rows["small"], self.rows["large"], self._end_loop)
             chunk = (self.step if self.printed else self.used[which]) % self.lengths[which]
             self.step, self.left = self.step + 1, self.left - 1
             self.used[which] += 1
             yield (which, chunk), is_anchor
+
+    def _length(self) -> int:
+        if isinstance(self.inner, Adaptive):
+            return self.inner.ceiling or 10**12
+        return self.inner.length(self.seed, self.loop)
+
+    def _end_loop(self) -> None:
+        self.left = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"seed": self.seed, "step": self.step, "loop": self.loop, "left": self.left, **self.used}
@@ -101,7 +112,7 @@ class Language(Task):
         self.state = {which: self._zero_state(rows) for which, rows in self.rows.items()}
         self.old_state = self.state["small"]
         lengths = {which: self._chunks(matrix) for which, matrix in self.matrix.items()}
-        return Chunks(lengths, as_inner_length(inner), fresh_seed(generator), self.given["printed"])
+        return Chunks(lengths, self.rows, as_inner_length(inner), fresh_seed(generator), self.given["printed"])
 
     def _matrix(self, text: Tensor, rows: int) -> Tensor:
         """The text in `rows` contiguous pieces."""

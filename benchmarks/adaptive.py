@@ -1,0 +1,104 @@
+"""Adaptive anchors at the paper's settings: queries to a common loss, on MNIST, with fixed and adaptive inner loops.
+
+python benchmarks/adaptive.py --save            # about an hour on two cores, two minutes on a large GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+from pathlib import Path
+
+from record import RESULTS, save
+from rich.console import Console
+
+from spidersilk.lab import batch
+from spidersilk.lab.config import RunConfig
+
+METHODS = {
+    "SpiderBoost, m = 10": ("spiderboost", 10),
+    "Algorithm 1, m = 10": ("sparse-spiderboost", 10),
+    "Algorithm 1, adaptive": ("sparse-spiderboost", "auto"),
+    "SparseSVRG, m = 10": ("sparse-svrg", 10),
+    "SparseSVRG, adaptive": ("sparse-svrg", "auto"),
+}
+TARGETS = (0.6, 0.5, 0.4, 0.3, 0.2)
+
+
+def configs(model: str, seeds: int, budget: float) -> dict[str, list[RunConfig]]:
+    options = {"model": model, "data": "mnist", "eval_samples": 5000}
+    return {
+        title: [
+            RunConfig(
+                "image",
+                optimizer,
+                name=f"{model}-{optimizer}-{inner}-{seed}",
+                seed=seed,
+                options=options,
+                budget=budget,
+                eval_every=0.05,
+                inner_steps=inner,
+                checkpoint_every=1e9,
+            )
+            for seed in range(seeds)
+        ]
+        for title, (optimizer, inner) in METHODS.items()
+    }
+
+
+def queries_to(rows: list[dict], target: float) -> float | None:
+    return next((row["queries"] for row in rows if row["train_loss"] <= target), None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=2.0, help="queries over N")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--to", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    figures: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for model in ("cnn", "fc"):
+            groups = configs(model, given.seeds, given.budget)
+            every = [c for cs in groups.values() for c in cs]
+            batch.run_all(every, Path(folder), jobs=given.jobs, resume=False, console=Console())
+            figures[model] = {title: _figures(Path(folder), cs) for title, cs in groups.items()}
+    for model, methods in figures.items():
+        print(f"\n{model}, MNIST: median queries / N to a training loss of", *TARGETS)
+        for title, told in methods.items():
+            cells = " ".join("     -" if q is None else f"{q:6.2f}" for q in told["queries_to"].values())
+            print(f"{title:24} {cells}  diverged {told['diverged']} of {given.seeds}, length {told['mean_length']:.1f}")
+    if given.save:
+        save("adaptive", list(range(given.seeds)), figures, given.to)
+
+
+def _figures(folder: Path, configs: list[RunConfig]) -> dict:
+    """Medians over seeds; a run that never got there counts as infinite, and a median of these as None."""
+    runs, diverged, lengths = [], 0, []
+    for config in configs:
+        rows = [json.loads(line) for line in (folder / config.name / "metrics.jsonl").read_text().splitlines()]
+        summary = json.loads((folder / config.name / "summary.json").read_text())
+        diverged += summary["status"] == "diverged"
+        runs.append(rows)
+        last = rows[-1]
+        lengths.append(last["updates"] / max(1, summary["anchors"]))
+    told: dict[str, float | None] = {}
+    for target in TARGETS:
+        reached = [queries_to(rows, target) for rows in runs]
+        median = statistics.median(math.inf if q is None else q for q in reached)
+        told[str(target)] = None if math.isinf(median) else round(median, 3)
+    return {
+        "queries_to": told,
+        "final_loss": [round(rows[-1]["train_loss"], 4) for rows in runs],
+        "diverged": diverged,
+        "mean_length": round(statistics.fmean(lengths), 2),
+    }
+
+
+if __name__ == "__main__":
+    main()
