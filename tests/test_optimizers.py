@@ -189,7 +189,7 @@ def test_base_state_has_k_entries_when_anchors_move_the_selected() -> None:
     for batch in draw[:30]:
         optimizer.step(problem.closure(optimizer, batch))
     assert not base.state  # nothing of size d
-    twin = optimizer._compact.twin  # type: ignore[union-attr]
+    twin = optimizer._work.compact.twin  # type: ignore[union-attr]
     (state,) = twin.state.values()
     assert {name: tuple(value.shape) for name, value in state.items()} == {
         "step": (), "exp_avg": (8,), "exp_avg_sq": (8,)

@@ -66,6 +66,7 @@ def test_every_source_module_has_its_tests() -> None:
         "errors": "test_must_hold",
         "flat": "test_two_point",
         "measures": "test_diagnostics",
+        "mechanics": "test_optimizers",
         "memory": "test_estimators",
         "moving": "test_optimizers",
         "streams": "test_loader",

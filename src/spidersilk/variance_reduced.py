@@ -13,23 +13,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from spidersilk import estimators, memory
 from spidersilk.checks import check_same_settings, resolve_counts
 from spidersilk.choices import check_adaptive, check_base, check_choices
-from spidersilk.compact import CompactBase
 from spidersilk.diagnostics import QueryCounter
 from spidersilk.divergence import Guard, Secants
 from spidersilk.errors import DivergenceError
-from spidersilk.flat import Slab, make_slabs
+from spidersilk.flat import make_slabs
 from spidersilk.kernels import dispatch
 from spidersilk.measures import Measures, Meter
-from spidersilk.moving import move_all, move_selected
+from spidersilk.mechanics import Choices, Mechanics
 from spidersilk.planner import theorem_1_step
 from spidersilk.schedule import Adaptive, Anchor, InnerLength, Small, as_inner_length
-from spidersilk.selection import RTop, Selection, draw_over
+from spidersilk.selection import RTop, Selection
 from spidersilk.streams import Stream, fresh_seed, mix
 from spidersilk.two_point import Closure, TwoPoint, loss_of
-from spidersilk.vectors import Vectors
 
 
 class VarianceReduced(Optimizer):
@@ -79,6 +76,7 @@ class VarianceReduced(Optimizer):
         self.defaults = base_optimizer.defaults
         self.reference, self.move, self.choose, self.anchor_move = reference, move, choose, anchor_move
         self.sparsity, self.max_norm = sparsity, max_norm
+        self._choices = Choices(reference, self.scaling, move, choose, anchor_move, sparsity, max_norm)
         self.inner_length = length
         self.steps = 0  # updates done
         self.anchors = 0  # anchors done
@@ -89,8 +87,7 @@ class VarianceReduced(Optimizer):
         self._queries = QueryCounter()
         self._ops = dispatch.find(backend)
         self._stream = Stream(fresh_seed(generator))
-        self._selections: list[Selection] | None = None
-        self._slabs: list[Slab] = []
+        self._work: Mechanics | None = None  # laid out at the first step
         self._secants = Secants()
         self._meter = Meter(reference == "previous", self.scaling, move == "selected")
         self._hooks: dict[int, Callable[[Measures], None]] = OrderedDict()
@@ -118,12 +115,12 @@ class VarianceReduced(Optimizer):
     @property
     def d(self) -> int:
         """The number of coordinates: the entries of all parameters that require a gradient."""
-        return sum(slab.d for slab in self._slabs or make_slabs(self.param_groups))
+        return sum(slab.d for slab in make_slabs(self.param_groups)) if self._work is None else self._work.d
 
     @property
     def evaluating(self) -> str | None:
         """Which point the closure is being evaluated at: "current" or "reference"; None outside of it."""
-        return self._points.evaluating if self._slabs else None
+        return None if self._work is None else self._points.evaluating
 
     @property
     def gradient_queries(self) -> float:
@@ -133,9 +130,8 @@ class VarianceReduced(Optimizer):
     @property
     def selection(self) -> Selection | list[Selection] | None:
         """The selection in use: one, or a list where the parameters are of several devices or dtypes."""
-        if self._selections is None or len(self._selections) > 1:
-            return self._selections
-        return self._selections[0]
+        selections = None if self._work is None else self._work.selections
+        return selections if selections is None or len(selections) > 1 else selections[0]
 
     def next_is_anchor(self, anchor: bool | Anchor | Small | None = None) -> bool:
         """Whether the next step is an anchor, given what will be passed to it as `anchor`."""
@@ -160,13 +156,13 @@ class VarianceReduced(Optimizer):
 
     def check(self) -> None:
         """Wait for the device and raise DivergenceError if v was not finite at any step so far."""
-        if self._slabs:
+        if self._work is not None:
             self._guard.wait()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not hasattr(self, "base"):  # torch's constructor registers the base's own groups through this method
             super().add_param_group(param_group)
-        elif self._slabs:
+        elif self._work is not None:
             raise RuntimeError(_CHANGED)
         else:
             self.base.add_param_group(param_group)
@@ -187,10 +183,10 @@ class VarianceReduced(Optimizer):
         if samples is not None and samples < 0:
             raise ValueError(f"samples = {samples} must be at least 0: it is the number of samples of the batch")
         marker = self._marker(anchor)
-        self._prepare()
+        work = self._prepared()
         self._guard.poll()
         if marker is not None:
-            return self._anchor_step(closure, marker, samples)
+            return self._anchor_step(work, closure, marker, samples)
         if self.anchor_share:
             raise RuntimeError(f"a small step after {self.anchor_share:.0%} of an anchor: give its other pieces first")
         if self.inner_step < 0:
@@ -201,7 +197,7 @@ class VarianceReduced(Optimizer):
             if samples is None or self.anchor_samples is None:
                 raise ValueError("inner_steps = 'auto' weighs batches by their size: pass samples= to each step")
             anchor = Small(self.inner_length, samples, self.anchor_samples, lambda: None)
-        return self._small_step(closure, samples, anchor if isinstance(anchor, Small) else None)
+        return self._small_step(work, closure, samples, anchor if isinstance(anchor, Small) else None)
 
     def _marker(self, anchor: bool | Anchor | Small | None) -> Anchor | None:
         if isinstance(anchor, Anchor):
@@ -222,17 +218,16 @@ class VarianceReduced(Optimizer):
             return self.inner_length.ceiling or _ENDLESS
         return self.inner_length.length(mix(self._stream.seed, _LENGTHS), self.anchors)
 
-    def _anchor_step(self, closure: Closure, marker: Anchor, samples: int | None) -> Any:
+    def _anchor_step(self, work: Mechanics, closure: Closure, marker: Anchor, samples: int | None) -> Any:
         """v := gradient of a large batch, or of the pieces that make it up (lines 5-6); the first move (line 9)."""
         if marker.first:
             self.anchor_share, self.anchor_samples = 0.0, 0
         share = self.anchor_share + marker.weight
         if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
             raise RuntimeError(f"the pieces of an anchor make up {share:.0%} of it: give each once, in order")
-        if self._compact is not None:
-            self._compact.flush()
+        work.prepare_anchor()
         loss = self._points.at_current(closure)
-        self._vectors.accumulate(marker.weight, marker.first)
+        work.vectors.accumulate(marker.weight, marker.first)
         self._queries.add(samples, 1, 1.0)
         self.anchor_share = share
         known = None not in (samples, self.anchor_samples)
@@ -244,55 +239,38 @@ class VarianceReduced(Optimizer):
         self.inner_step = -1
         if marker.idle:
             return loss
-        vectors = self._vectors
         self._meter.restart()
-        frozen = self._guard.watch(vectors.v, self.steps, 0)
-        vectors.mark_point()
-        vectors.mark_anchor()
-        self._selections = None
-        if self.sparsity is not None:
-            if not vectors.has_memory or self.sparsity.memory_reset or self.move == "selected":
-                vectors.start_memory()
-            if self.anchor_move == "selected":
-                selections = self._draw(self.sparsity)
-                self._move_selected([s.gather(v) for s, v in zip(selections, vectors.v, strict=True)], frozen)
-        if self.anchor_move == "all":
-            self._move_all(frozen)
-        vectors.forget_estimate()
+        work.begin_loop(self._guard.watch(work.vectors.v, self.steps, 0))
         self._done(0)
         return loss
 
-    def _small_step(self, closure: Closure, samples: int | None, small: Small | None) -> Any:
+    def _small_step(self, work: Mechanics, closure: Closure, samples: int | None, small: Small | None) -> Any:
         """v from a small batch at two points (lines 10-11), M (line 12), and a move (line 9)."""
         inner_step = self.inner_step + 1
-        selections = self._select()  # M alone decides it, so it is drawn before any gradient is known
+        selections = work.select()  # M alone decides it, so it is drawn before any gradient is known
         loss = self._points.at_current(closure, then_reference=self.reference is not None)
-        values = self._vectors.read(selections)
+        values = work.vectors.read(selections)
         change: Tensor | float = math.nan
         if self.reference is not None:
-            change = loss_of(loss) - loss_of(self._points.at_reference(closure, self._vectors.points))
-            for at_current, at_point in zip(values, self._vectors.read(selections), strict=True):
+            change = loss_of(loss) - loss_of(self._points.at_reference(closure, work.vectors.points))
+            for at_current, at_point in zip(values, work.vectors.read(selections), strict=True):
                 at_current.sub_(at_point)
-        density = sum(x.numel() for x in values) / self.d
+        density = sum(x.numel() for x in values) / work.d
         self._queries.add(samples, 1 if self.reference is None else 2, density)
-        estimates = self._estimate(values, selections)
+        if self.reference is not None and inner_step == 1:  # the smoothness that a DivergenceError will tell of
+            self._secants.observe(values, work.vectors.distance())
+        estimates = work.estimate(values, selections)
         frozen = self._guard.watch(estimates, self.steps, inner_step)
-        self._observe_secant(values, inner_step)
         if small is not None or self._hooks:
-            size = samples if small is None else small.samples
-            noise = self._measure(values, selections, estimates, change, size).noise
-            if small is not None and self.reference == "previous" and not small.rule.is_safe(inner_step, noise):
+            where, size = (self.steps, inner_step), samples if small is None else small.samples
+            measures = self._meter.measure(where, values, selections, estimates, change, work.vectors.memory, size)
+            for hook in list(self._hooks.values()):
+                hook(measures)
+            gathers = small is not None and self.reference == "previous"
+            if gathers and not small.rule.is_safe(inner_step, measures.noise):
                 self._end_loop(small)
                 return loss
-        self._remember(estimates)
-        if self._compact is None:
-            if self.reference == "previous":
-                self._vectors.mark_point()
-            self._move_all(frozen)
-        else:
-            self._move_selected(estimates, frozen)
-            for p in self._vectors.params:
-                p.grad = None
+        work.take(estimates, frozen)
         self._done(inner_step)
         if small is not None:
             price = small.anchor_samples / (2 * small.samples * density)
@@ -306,114 +284,28 @@ class VarianceReduced(Optimizer):
         self.loop_length = self.inner_step = -1
         small.end_loop()
 
-    def _estimate(self, values: list[Tensor], selections: list[Selection | None]) -> list[Tensor]:
-        """The new v: all of it, or, where only the selected move, its k values there."""
-        vectors, scaling, ops = self._vectors, self.scaling, self._ops
-        if self._compact is not None:
-            v_anchors = vectors.v if self.reference == "anchor" else [None] * len(values)
-            parts = zip(v_anchors, values, self._selections or [], strict=True)
-            return [estimators.selected(v, value, selection) for v, value, selection in parts]
-        for number, (v, value, selection) in enumerate(zip(vectors.v, values, selections, strict=True)):
-            if self.reference == "previous":
-                estimators.recursive(v, value, selection, scaling, ops)
-            elif self.reference == "anchor":
-                estimators.anchored(v, vectors.v_anchor[number], value, selection, scaling, ops)
-            else:
-                estimators.fresh(v, value, selection, scaling, ops)
-        return vectors.v
-
-    def _remember(self, estimates: list[Tensor]) -> None:
-        """M after a small step, on all coordinates or on those that are fresh (line 12)."""
-        if self.sparsity is None:
-            return
-        decay = self.sparsity.memory_decay
-        for number, (m, v) in enumerate(zip(self._vectors.memory, estimates, strict=True)):
-            if self._compact is None:
-                memory.update(m, v, decay, self._ops)
-            else:
-                assert self._selections is not None
-                memory.update_selected(m, self._selections[number], v, decay, self._ops)
-
-    def _measure(
-        self,
-        values: list[Tensor],
-        selections: list[Selection | None],
-        estimates: list[Tensor],
-        change: Tensor | float,
-        samples: int | None,
-    ) -> Measures:
-        """Measure the step, and tell those who asked."""
-        where, memory = (self.steps, self.inner_step + 1), self._vectors.memory
-        measures = self._meter.measure(where, values, selections, estimates, change, memory, samples)
-        for hook in list(self._hooks.values()):
-            hook(measures)
-        return measures
-
-    def _move_all(self, frozen: Tensor | None) -> None:
-        move_all(self.base, self._slabs, self._vectors.v, self.max_norm, frozen)
-
-    def _move_selected(self, values: list[Tensor], frozen: Tensor | None) -> None:
-        assert self._compact is not None
-        assert self._selections is not None
-        if not self._compact.entered:
-            self._compact.enter(self._selections, self._vectors.memory)
-        move_selected(self._compact, values, self.max_norm, frozen)
-
-    # Parts of a step.
-
-    def _prepare(self) -> None:
+    def _prepared(self) -> Mechanics:
         """Lay out the flat vectors at the first step; later, see that the parameters are still the same."""
         trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        if not self._slabs:
-            self._build()
+        if self._work is None:
+            self._work = Mechanics(self.base, self.state, self._choices, self._stream, self._ops)
+            self._points = TwoPoint(self._work.vectors.params)
+            self._guard = Guard([slab.device for slab in self._work.slabs], self._divergence)
             self._trained = trained
         elif len(trained) != len(self._trained) or any(p is not q for p, q in zip(trained, self._trained, strict=True)):
             raise RuntimeError(_CHANGED)
-
-    def _build(self) -> None:
-        slabs = make_slabs(self.param_groups)
-        selected = self.move == "selected"
-        self._vectors = Vectors(
-            slabs,
-            self.state,
-            estimate=not (selected and self.reference is None),
-            anchor_estimate=self.reference == "anchor" and not selected,  # selected: v is v_anchor, never updated
-            memory=self.sparsity is not None,
-            reference=self.reference is not None,
-        )
-        self._points = TwoPoint(self._vectors.params)
-        self._guard = Guard([slab.device for slab in slabs], self._divergence)
-        self._compact = CompactBase(self.base, slabs, self.anchor_move == "all") if selected else None
-        self._slabs = slabs
-
-    def _select(self) -> list[Selection | None]:
-        """The selections of this step, one for each slab; None where the method is dense."""
-        if self.sparsity is None:
-            return [None] * len(self._slabs)
-        if self._selections is None or self.choose == "step":
-            self._draw(self.sparsity)
-        return list(self._selections or [])
-
-    def _draw(self, sparsity: RTop) -> list[Selection]:
-        self._selections = draw_over(self._slabs, self._vectors.memory, sparsity, self._stream, self._ops)
-        if self._compact is not None:
-            self._compact.enter(self._selections, self._vectors.memory)
-        return self._selections
+        return self._work
 
     def _done(self, inner_step: int) -> None:
         self.inner_step = inner_step
         self.steps += 1
         self._longest_loop = max(self._longest_loop, inner_step + 1)
 
-    def _observe_secant(self, differences: list[Tensor], inner_step: int) -> None:
-        """Once in each loop, just after its anchor: the smoothness that a DivergenceError will tell of."""
-        if self.reference is not None and inner_step == 1:
-            self._secants.observe(differences, self._vectors.distance())
-
     def _divergence(self, step: int, inner_step: int) -> DivergenceError:
         """Describe what happened, and let the next step be an anchor that starts v and M anew."""
-        norms = self._vectors.norms()
-        self.inner_step, self.anchor_share, self._vectors.has_memory = -1, 0.0, False
+        vectors = self._prepared().vectors
+        norms = vectors.norms()
+        self.inner_step, self.anchor_share, vectors.has_memory = -1, 0.0, False
         k2 = self.d
         if self.sparsity is not None and not self.sparsity.per_tensor:
             k2 = resolve_counts(self.sparsity.k1, self.sparsity.k2, self.d)[1]
@@ -433,13 +325,9 @@ class VarianceReduced(Optimizer):
             "counters": {name: getattr(self, name) for name in _COUNTERS} | {"queries": self._queries.total},
             "meter": self._meter.state_dict(),
         }
-        if self._slabs:
+        if self._work is not None:
             self.check()
-            if self._compact is not None:
-                self._compact.flush()
-                state["compact"] = self._compact.state_dict()
-            state["vectors"] = self._vectors.state_dict()
-            state["selections"] = None if self._selections is None else [s.state_dict() for s in self._selections]
+            state |= self._work.state_dict()
         return state | {"base": self.base.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -453,17 +341,10 @@ class VarianceReduced(Optimizer):
         self._meter.load_state_dict(state_dict["meter"])
         for name in _COUNTERS:
             setattr(self, name, state_dict["counters"][name])
-        self._selections = None
         if "vectors" not in state_dict:
-            self._slabs = []  # saved before the first step
-            return
-        self._prepare()
-        self._vectors.load_state_dict(state_dict["vectors"])
-        if state_dict["selections"] is not None:
-            pairs = zip(state_dict["selections"], self._slabs, strict=True)
-            self._selections = [Selection.from_state_dict(saved, slab.device) for saved, slab in pairs]
-        if self._compact is not None:
-            self._compact.load_state_dict(state_dict["compact"], self._selections or [])
+            self._work = None  # saved before the first step
+        else:
+            self._prepared().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a VarianceReduced optimizer holds views of its parameters: save its state_dict() instead")
@@ -472,7 +353,7 @@ class VarianceReduced(Optimizer):
         """What must be equal for a saved state to fit."""
         names = ("reference", "scaling", "move", "choose", "anchor_move")
         sparsity = None if self.sparsity is None else asdict(self.sparsity)
-        sizes = [slab.sizes for slab in self._slabs or make_slabs(self.param_groups)]
+        sizes = [slab.sizes for slab in make_slabs(self.param_groups)]
         return {name: getattr(self, name) for name in names} | {
             "sparsity": sparsity,
             "base": type(self.base).__name__,

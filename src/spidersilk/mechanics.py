@@ -1,0 +1,165 @@
+"""The vectors of a method and what a step does to them. Who counts steps and evaluates closures is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from spidersilk import estimators, memory
+from spidersilk.compact import CompactBase
+from spidersilk.flat import make_slabs
+from spidersilk.kernels.dispatch import Ops
+from spidersilk.moving import move_all, move_selected
+from spidersilk.selection import RTop, Selection, draw_over
+from spidersilk.streams import Stream
+from spidersilk.vectors import Vectors
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What makes a method; `VarianceReduced` describes each."""
+
+    reference: str | None
+    scaling: str
+    move: str
+    choose: str
+    anchor_move: str
+    sparsity: RTop | None
+    max_norm: float | None
+
+
+class Mechanics:
+    """v, M, the reference point and the selection of one method over one set of parameters."""
+
+    def __init__(
+        self,
+        base: Optimizer,
+        state: MutableMapping[Tensor, dict[str, Tensor]],
+        choices: Choices,
+        stream: Stream,
+        ops: Ops,
+    ):
+        self.base, self.choices, self.stream, self.ops = base, choices, stream, ops
+        self.slabs = make_slabs(base.param_groups)
+        self.d = sum(slab.d for slab in self.slabs)
+        selected = choices.move == "selected"
+        self.vectors = Vectors(
+            self.slabs,
+            state,
+            estimate=not (selected and choices.reference is None),
+            anchor_estimate=choices.reference == "anchor" and not selected,  # selected: v is v_anchor, never updated
+            memory=choices.sparsity is not None,
+            reference=choices.reference is not None,
+        )
+        self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all") if selected else None
+        self.selections: list[Selection] | None = None
+
+    # An anchor.
+
+    def prepare_anchor(self) -> None:
+        """Before its gradient is taken: x as the base knows it."""
+        if self.compact is not None:
+            self.compact.flush()
+
+    def begin_loop(self, frozen: Tensor | None) -> None:
+        """v is the anchor's gradient: remember where, start M if it is due, and make the first move (line 9)."""
+        vectors, choices = self.vectors, self.choices
+        vectors.mark_point()
+        vectors.mark_anchor()
+        self.selections = None
+        if choices.sparsity is not None:
+            if not vectors.has_memory or choices.sparsity.memory_reset or choices.move == "selected":
+                vectors.start_memory()
+            if choices.anchor_move == "selected":
+                selections = self._draw(choices.sparsity)
+                self._move_selected([s.gather(v) for s, v in zip(selections, vectors.v, strict=True)], frozen)
+        if choices.anchor_move == "all":
+            move_all(self.base, self.slabs, vectors.v, choices.max_norm, frozen)
+        vectors.forget_estimate()
+
+    # A small step.
+
+    def select(self) -> list[Selection | None]:
+        """The selections of this step, one for each slab; None where the method is dense."""
+        if self.choices.sparsity is None:
+            return [None] * len(self.slabs)
+        if self.selections is None or self.choices.choose == "step":
+            self._draw(self.choices.sparsity)
+        return list(self.selections or [])
+
+    def _draw(self, sparsity: RTop) -> list[Selection]:
+        self.selections = draw_over(self.slabs, self.vectors.memory, sparsity, self.stream, self.ops)
+        if self.compact is not None:
+            self.compact.enter(self.selections, self.vectors.memory)
+        return self.selections
+
+    def estimate(self, values: list[Tensor], selections: list[Selection | None]) -> list[Tensor]:
+        """The new v: all of it, or, where only the selected move, its k values there (line 11)."""
+        vectors, choices, ops = self.vectors, self.choices, self.ops
+        if self.compact is not None:
+            v_anchors = vectors.v if choices.reference == "anchor" else [None] * len(values)
+            parts = zip(v_anchors, values, self.selections or [], strict=True)
+            return [estimators.selected(v, value, selection) for v, value, selection in parts]
+        for number, (v, value, selection) in enumerate(zip(vectors.v, values, selections, strict=True)):
+            if choices.reference == "previous":
+                estimators.recursive(v, value, selection, choices.scaling, ops)
+            elif choices.reference == "anchor":
+                estimators.anchored(v, vectors.v_anchor[number], value, selection, choices.scaling, ops)
+            else:
+                estimators.fresh(v, value, selection, choices.scaling, ops)
+        return vectors.v
+
+    def take(self, estimates: list[Tensor], frozen: Tensor | None) -> None:
+        """Take the step: M (line 12), the reference point, and a move of x (line 9)."""
+        self._remember(estimates)
+        if self.compact is not None:
+            self._move_selected(estimates, frozen)
+            for p in self.vectors.params:
+                p.grad = None
+            return
+        if self.choices.reference == "previous":
+            self.vectors.mark_point()
+        move_all(self.base, self.slabs, self.vectors.v, self.choices.max_norm, frozen)
+
+    def _remember(self, estimates: list[Tensor]) -> None:
+        """M, on all coordinates or on those that are fresh."""
+        if self.choices.sparsity is None:
+            return
+        decay = self.choices.sparsity.memory_decay
+        for number, (m, v) in enumerate(zip(self.vectors.memory, estimates, strict=True)):
+            if self.compact is None:
+                memory.update(m, v, decay, self.ops)
+            else:
+                assert self.selections is not None
+                memory.update_selected(m, self.selections[number], v, decay, self.ops)
+
+    def _move_selected(self, values: list[Tensor], frozen: Tensor | None) -> None:
+        assert self.compact is not None
+        assert self.selections is not None
+        if not self.compact.entered:
+            self.compact.enter(self.selections, self.vectors.memory)
+        move_selected(self.compact, values, self.choices.max_norm, frozen)
+
+    # Saving and loading.
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        if self.compact is not None:
+            self.compact.flush()
+            state["compact"] = self.compact.state_dict()
+        state["vectors"] = self.vectors.state_dict()
+        state["selections"] = None if self.selections is None else [s.state_dict() for s in self.selections]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.vectors.load_state_dict(state["vectors"])
+        self.selections = None
+        if state["selections"] is not None:
+            pairs = zip(state["selections"], self.slabs, strict=True)
+            self.selections = [Selection.from_state_dict(saved, slab.device) for saved, slab in pairs]
+        if self.compact is not None:
+            self.compact.load_state_dict(state["compact"], self.selections or [])
