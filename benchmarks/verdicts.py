@@ -33,7 +33,7 @@ TASKS = {
     "image": ({}, 1.0),
     "language": ({}, 1.0),
     "ranking": ({}, 5.0),
-    "logistic": ({"data": "w8a"}, 20.0),
+    "logistic": ({"data": "breast-cancer"}, 100.0),
 }
 
 
@@ -43,7 +43,7 @@ def config(task: str, method: str, lr: float, seed: int) -> RunConfig:
     made = RunConfig(task, name, options=options, lr=lr, seed=seed, budget=budget, eval_every=budget / 60,
                      inner_lr_end=lr, name=f"{name}-{seed}", checkpoint_every=1e9)  # fmt: skip
     done = made.completed()
-    ratio = (done.anchor_batch_size or 49_749) // (done.batch_size or 1)  # w8a has 49,749 samples
+    ratio = (done.anchor_batch_size or 569) // (done.batch_size or 1)  # breast-cancer has 569 samples
     lengths = {"dense": max(2, ratio), "auto": "auto", "long": max(10, 5 * ratio), None: None}
     return replace(made, inner_steps=lengths[loops])
 

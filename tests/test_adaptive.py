@@ -177,6 +177,72 @@ def test_an_iteration_visits_about_the_data_set() -> None:
     assert visited == 252  # loops of 60 + 12 + 12, until 240 samples have come
 
 
+def test_a_state_from_the_end_of_an_epoch_goes_on_with_a_whole_one() -> None:
+    task = Task()
+    loader = task.loader(Adaptive(ceiling=3))
+    first = [bool(a) for _, a in loader]
+    state = loader.state_dict()
+    straight = [batch[0] for batch, _ in loader]
+    again = task.loader(Adaptive(ceiling=3))
+    again.load_state_dict(state)
+    resumed = [batch[0] for batch, _ in again]
+    assert len(resumed) == len(first)
+    assert all(torch.equal(a, b) for a, b in zip(straight, resumed, strict=True))
+
+
+def test_a_loop_that_nobody_ends_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="pass what the loader yields on as it is"):
+        for _ in Task().loader():
+            pass
+
+
+def test_after_divergence_the_loader_gives_an_anchor() -> None:
+    task = Task()
+    optimizer = silk.SparseSVRG(task.model.parameters(), lr=0.1)
+    loader = iter(task.loader())
+    batch, is_anchor = next(loader)
+    optimizer.step(task.closure(optimizer, batch), anchor=is_anchor, samples=60)
+    batch, is_anchor = next(loader)
+
+    def bad() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(task.model(batch[0]), batch[1]) * float("nan")
+        loss.backward()
+        return loss
+
+    with pytest.raises(silk.DivergenceError):
+        optimizer.step(bad, anchor=is_anchor, samples=12)
+    batch, is_anchor = next(loader)
+    assert is_anchor
+
+
+def test_closures_may_return_what_they_like_where_no_loss_is_compared() -> None:
+    task = Task()
+    optimizer = silk.SVRG(task.model.parameters(), lr=0.1)
+    for batch, is_anchor in task.loader(3, loops=1):
+        run = task.closure(optimizer, batch)
+        told = optimizer.step(lambda run=run: {"loss": run()}, anchor=is_anchor)
+        assert "loss" in told
+    for batch, is_anchor in task.loader(loops=1):
+        run = task.closure(optimizer, batch)
+        optimizer.step(lambda run=run: run().reshape(1), anchor=is_anchor, samples=len(batch[0]))
+
+
+def test_the_length_of_loops_is_part_of_a_state() -> None:
+    task = Task()
+    optimizer = silk.SVRG(task.model.parameters(), lr=0.1, inner_steps="auto")
+    batch = task.x[:60], task.y[:60]
+    for _ in range(3):
+        optimizer.step(task.closure(optimizer, batch), samples=60)
+    state = optimizer.state_dict()
+    other = silk.SVRG(task.model.parameters(), lr=0.1, inner_steps=4)
+    with pytest.raises(ValueError, match="inner_steps"):
+        other.load_state_dict(state)
+    same = silk.SVRG(task.model.parameters(), lr=0.1, inner_steps="auto")
+    same.load_state_dict(state)
+    assert same.smoothness == optimizer.smoothness is not None
+
+
 def test_adaptive_loops_have_no_length() -> None:
     with pytest.raises(TypeError, match="no fixed number of batches"):
         len(Task().loader())
@@ -257,6 +323,9 @@ def test_an_optimizer_that_counts_by_itself_ends_its_loops_too(make: Any) -> Non
 
 def test_auto_needs_differences_and_sizes() -> None:
     task = Task()
+    for options in ({"scaling": "none"}, {"choose": "anchor"}, {"k2": 0}):
+        with pytest.raises(ValueError, match="needs scaling='unbiased', choose='step' and k2 above 0"):
+            silk.SparseSpiderBoost(task.model.parameters(), lr=0.1, inner_steps="auto", **options)
     with pytest.raises(ValueError, match="there is no difference whose variance could end a loop"):
         silk.SparseSGD(task.model.parameters(), lr=0.1, inner_steps="auto")
     optimizer = silk.SparseSGD(task.model.parameters(), lr=0.1)

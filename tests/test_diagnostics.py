@@ -151,6 +151,9 @@ def test_nothing_is_known_outside_the_top_without_a_random_part() -> None:
     assert math.isnan(measures.outside_energy)
     assert math.isnan(measures.captured)
     assert measures.rtop_variance == 0
+    assert math.isnan(measures.variance)
+    refreshed, _, _ = one_small_step(0, scaling="refresh")
+    assert math.isnan(refreshed.variance)
 
 
 def test_selected_and_unscaled_moves_have_their_own_variance() -> None:

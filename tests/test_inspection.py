@@ -116,6 +116,53 @@ def test_a_trial_that_diverges_is_not_the_best() -> None:
         silk.inspect(model, loss, data, lr=1e10, anchor_batch_size=50, batch_size=10, budget=2000)
 
 
+def test_no_verdict_without_progress() -> None:
+    flat = trial("SGD", False, [0, 100], [1.0, 1.0])
+    found = inspection(flat, trial("SparseSGD", True, [0, 100], [1.0, 1.2]))
+    assert not found.pays
+    assert found.verdict.startswith("no verdict")
+    assert math.isnan(found.queries(flat))
+
+
+def test_data_sets_that_are_lists_of_samples() -> None:
+    model, loss, (x, y) = problem()
+    data = [(a, b) for a, b in zip(x, y, strict=True)]
+    found = silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=50, batch_size=10, budget=300)
+    assert found.samples == 300
+
+
+def test_dropout_buffers_and_modes_are_left_as_they_were() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.drop, self.norm = nn.Linear(10, 1), nn.Dropout(0.5), nn.BatchNorm1d(10)
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.linear(self.drop(self.norm(x)))
+
+    _, loss, data = problem()
+    model = Counting()
+    model.drop.eval()
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    found = silk.inspect(model, loss, data, lr=0.1, anchor_batch_size=50, batch_size=10, budget=300)
+    assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+    assert model.training
+    assert not model.drop.training
+    assert len({t.losses[0] for t in found.trials}) == 1
+
+
+def test_an_error_of_the_loss_is_the_users_to_see() -> None:
+    model, _, data = problem()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        raise ValueError("batch sizes do not match")
+
+    with pytest.raises(ValueError, match="batch sizes do not match"):
+        silk.inspect(model, loss, data, anchor_batch_size=50, batch_size=10, budget=300)
+
+
 def test_bad_arguments() -> None:
     model, loss, data = problem()
     with pytest.raises(ValueError, match="lr = 0"):

@@ -23,9 +23,12 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from rich.console import Console
 
+import spidersilk as silk
 from spidersilk.lab import batch, cli, demo, files, optimizers, report, reproduce, runner, tasks
 from spidersilk.lab.config import RunConfig, apply_settings, from_dict, from_yaml
+from spidersilk.lab.inspecting import TaskSource
 from spidersilk.loader import AnchorLoader
+from spidersilk.schedule import Fixed
 
 DIGITS = {"data": "digits", "model": "cnn"}
 SMALL = {"anchor_batch_size": 200, "batch_size": 20, "inner_steps": 5}
@@ -311,6 +314,28 @@ def test_inspect_command(tmp_path: Path, command) -> None:
     code, told = command("inspect", str(file), "--budget", "4")
     assert code == 0, told
     assert "to the best dense method's loss" in told
+
+
+def test_a_stateful_task_is_inspected_with_the_state_of_its_reference(data_dir: str) -> None:
+    """With lr = 0 both points of an anchored difference are one, so it is zero if both start from the same state."""
+    options = {"hidden": 8, "embedding": 4, "train_tokens": 4000, "eval_tokens": 800}
+    task = tasks.find("language")(options, data_dir, torch.device("cpu"))
+    source = TaskSource(task, 8, 4)
+    optimizer = silk.SVRG(task.model.parameters(), lr=0.0)
+    source.prepare("anchor")
+    told: list[silk.Measures] = []
+    optimizer.register_measures_hook(told.append)
+    for _, (chunk, is_anchor) in zip(range(6), source.batches(Fixed(6), 0), strict=False):
+
+        def closure(chunk: Any = chunk) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = source.loss(chunk, optimizer.evaluating)
+            loss.backward()
+            return loss.detach()
+
+        optimizer.step(closure, anchor=is_anchor)
+        source.stepped()
+    assert [m.top_energy for m in told] == [0.0] * 5
 
 
 @pytest.mark.parametrize(("optimizer", "task"), [("sparse-svrg", "logistic"), ("sparse-spiderboost", "image")])

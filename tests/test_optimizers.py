@@ -34,14 +34,16 @@ def run(problem: Problem, optimizer: silk.VarianceReduced) -> tuple[list[Tensor]
     return iterates, selections
 
 
+@pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize("problem_name", PROBLEMS)
 @pytest.mark.parametrize("name", METHODS)
-def test_trajectory_equals_the_reference(name: str, problem_name: str) -> None:
+def test_trajectory_equals_the_reference(name: str, problem_name: str, backend: str) -> None:
     problem = PROBLEMS[problem_name]()
     method = METHODS[name]
     x0 = problem.flat_x()
     lr = problem.lr
-    optimizer = method.make(problem.model.parameters(), lr, generator=torch.Generator().manual_seed(4))
+    g = torch.Generator().manual_seed(4)
+    optimizer = method.make(problem.model.parameters(), lr, generator=g, backend=backend)
     iterates, selections = run(problem, optimizer)
 
     large, small = batches(problem)
@@ -73,11 +75,14 @@ def test_trajectory_equals_the_reference(name: str, problem_name: str) -> None:
     ("sparse", "dense"),
     [("sparse-spiderboost", "spiderboost"), ("sparse-svrg", "svrg"), ("sparse-svrg, refresh", "svrg")],
 )
+@pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize("k1", [0, 30, 66])
-def test_all_coordinates_selected_is_the_dense_method_bit_for_bit(sparse: str, dense: str, k1: int) -> None:
+def test_all_coordinates_selected_is_the_dense_method_bit_for_bit(
+    sparse: str, dense: str, k1: int, backend: str
+) -> None:
     ours, theirs = mlp(), mlp()
     d = len(ours.flat_x())
-    got, _ = run(ours, METHODS[sparse].make(ours.model.parameters(), 0.1, k1=k1, k2=d - k1))
+    got, _ = run(ours, METHODS[sparse].make(ours.model.parameters(), 0.1, k1=k1, k2=d - k1, backend=backend))
     want, _ = run(theirs, METHODS[dense].make(theirs.model.parameters(), 0.1))
     assert all(map(torch.equal, got, want))
 
@@ -326,3 +331,56 @@ def test_per_tensor_over_two_dtypes() -> None:
 
     losses = [float(optimizer.step(closure, anchor=t % 5 == 0)) for t in range(20)]
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("name", [n for n in SPARSE if "at anchors too" not in n])  # these draw before any replay
+@pytest.mark.parametrize("base", ["sgd", "momentum", "scheduled", "clipped", "channels last"])
+def test_one_pass_and_many_passes_agree(name: str, base: str) -> None:
+    """The fused path is taken or not, by base and layout; given the same selections, x, v, M and p.grad agree."""
+
+    def go(backend: str, replay: list[silk.Selection] | None) -> tuple[list[Tensor], list[silk.Selection]]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(2, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(16, 3)
+        )
+        if base == "channels last":
+            model = model.to(memory_format=torch.channels_last)
+        x, y = torch.randn(40, 2, 4, 4), torch.randint(3, (40,))
+        options = {"momentum": 0.9} if base == "momentum" else {"max_norm": 0.5} if base == "clipped" else {}
+        optimizer = METHODS[name].make(model.parameters(), 0.05, k1=9, k2=7, backend=backend, **options)
+        if base == "scheduled":
+            torch.optim.lr_scheduler.StepLR(optimizer.base, 100)
+        drawn: list[silk.Selection] = []
+        for step in range(9):
+            if replay is not None and optimizer._work is not None:
+                monkey = iter(replay[len(drawn) :])
+                optimizer._work._draw = lambda _, monkey=monkey: _replayed(optimizer._work, next(monkey))  # type: ignore
+            before = optimizer.selection
+            batch = slice(None) if step % 4 == 0 else slice(step, step + 10)
+
+            def closure(batch: slice = batch) -> Tensor:
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
+                loss.backward()
+                return loss
+
+            optimizer.step(closure, anchor=step % 4 == 0)
+            if optimizer.selection is not None and optimizer.selection is not before:
+                drawn.append(optimizer.selection)  # type: ignore[arg-type]
+        found = [p.detach().clone() for p in model.parameters()]
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        for state in optimizer.state.values():
+            found += [state[key].clone() for key in ("memory", "estimate") if key in state]
+        return found, drawn
+
+    def _replayed(work, selection: silk.Selection) -> list[silk.Selection]:
+        work.selections = [selection]
+        if work.compact is not None:
+            work.compact.enter(work.selections, work.vectors.memory)
+        return work.selections
+
+    numba, selections = go("numba", None)
+    plain, again = go("torch", selections)
+    assert len(selections) == len(again) > 0
+    for a, b in zip(numba, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

@@ -152,13 +152,13 @@ def test_per_tensor_selects_from_each_and_stays_unbiased_in_scale() -> None:
     sizes = [20, 1, 9]
     sparsity = silk.RTop(0.2, 0.1, per_tensor=True)
     memory = torch.rand(30, dtype=torch.float64)
-    selection = sparsity.draw(memory, sizes, Stream(1), dispatch.find("torch"))
+    selection = sparsity.draw(memory, sizes, Stream(1), dispatch.find("torch", []))
     assert isinstance(selection.scale, Tensor)
     pieces = memory.split(sizes)
     expected = [*reference.top(pieces[0], 4), 20] + [21 + i for i in reference.top(pieces[2], 2)]
     assert selection.top.tolist() == expected
     assert selection.scale.tolist() == [8.0, 8.0, 7.0]  # (20-4)/2 twice, nothing left of 1, (9-2)/1
-    counts = silk.RTop(3, 2, per_tensor=True).draw(memory, sizes, Stream(1), dispatch.find("torch"))
+    counts = silk.RTop(3, 2, per_tensor=True).draw(memory, sizes, Stream(1), dispatch.find("torch", []))
     assert (counts.k1, counts.k2) == (3 + 1 + 3, 2 + 0 + 2)
 
 

@@ -39,8 +39,18 @@ def check_choices(reference: str | None, move: str, choose: str, anchor_move: st
     return "none"
 
 
-def check_adaptive(reference: str | None) -> None:
-    """Adaptive loops go by the variance of differences."""
+def errors_are_independent(scaling: str, choose: str, sparsity: RTop | None) -> bool:
+    """Whether the errors that sparsity adds to v at successive steps have mean zero and do not repeat."""
+    return sparsity is None or (scaling == "unbiased" and choose == "step" and sparsity.k2 > 0)
+
+
+def check_adaptive(reference: str | None, scaling: str, choose: str, sparsity: RTop | None) -> None:
+    """Adaptive loops go by differences; a recursive v must also know the variance that it gathers."""
+    if reference == "previous" and not errors_are_independent(scaling, choose, sparsity):
+        raise ValueError(
+            "inner_steps = 'auto' with reference = 'previous' needs scaling='unbiased', choose='step' and k2 above 0: "
+            "otherwise the error of v cannot be estimated from a step, so give a number"
+        )
     if reference is None:
         raise ValueError(
             "inner_steps = 'auto' with reference = None: there is no difference whose variance could end a loop, so "

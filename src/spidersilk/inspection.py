@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spidersilk.checks import check_positive_int
 from spidersilk.diagnostics import captured_energy, entropy
 from spidersilk.errors import DivergenceError
-from spidersilk.loader import AnchorLoader
+from spidersilk.loader import AnchorLoader, count_samples
 from spidersilk.optimizers import SVRG, SparseSGD, SparseSVRG
 from spidersilk.planner import variance_factor
 from spidersilk.schedule import InnerLength, as_inner_length
@@ -50,25 +50,36 @@ class Inspection:
     def queries(self, trial: Trial) -> float:
         """Queries to the best dense method's lowest loss, as a share of those that it took; inf if not reached."""
         best = self.best_dense
-        return trial.reach(best.lowest)[0] / best.reach(best.lowest)[0]
+        taken = best.reach(best.lowest)[0]
+        return trial.reach(best.lowest)[0] / taken if self.has_verdict else math.nan
 
     def time(self, trial: Trial) -> float:
         """The same in seconds of training, to the seconds of the dense method that was there first."""
         target = self.best_dense.lowest
-        return trial.reach(target)[1] / min(t.reach(target)[1] for t in self.trials if not t.sparse)
+        first = min(t.reach(target)[1] for t in self.trials if not t.sparse)
+        return trial.reach(target)[1] / first if self.has_verdict else math.nan
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether a dense method made progress, to compare with."""
+        return self.best_dense.lowest < self.best_dense.losses[0]
 
     @property
     def best_sparse(self) -> Trial:
-        return min((t for t in self.trials if t.sparse), key=lambda t: (self.queries(t), t.lowest))
+        return min(
+            (t for t in self.trials if t.sparse), key=lambda t: (self.queries(t) if self.has_verdict else 0.0, t.lowest)
+        )
 
     @property
     def pays(self) -> bool:
         """Whether a sparse method needs clearly fewer queries than the best dense one."""
-        return self.queries(self.best_sparse) <= WORTH
+        return self.has_verdict and self.queries(self.best_sparse) <= WORTH
 
     @property
     def verdict(self) -> str:
         sparse, dense = self.best_sparse, self.best_dense
+        if not self.has_verdict:
+            return "no verdict: no dense method came below the loss at the start; lower lr, or raise the budget"
         share = self.queries(sparse)
         if math.isinf(share):
             return (
@@ -109,7 +120,7 @@ def inspect(
     The model is as before afterwards. A verdict is about the stretch of training that the trials saw: give the model as
     it is when it matters to you, and a budget to match.
     """
-    n = len(data[0]) if isinstance(data, tuple | list) else len(data)
+    n = count_samples(data)
     anchor = min(1000, n) if anchor_batch_size is None else anchor_batch_size
     small = max(1, min(100, n // 10)) if batch_size is None else batch_size
     return measure(model, _Own(model, loss, data, n, anchor, small), lr, budget, report)
@@ -132,7 +143,17 @@ class _Own:
         return self._loss(self.model, batch)
 
     def held(self) -> float:
-        return float(self._loss(self.model, self._held))
+        """In eval mode, so that dropout does not blur it and BatchNorm's statistics stay."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            return float(self._loss(self.model, self._held))
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def prepare(self, reference: str | None) -> None:
+        pass
 
     def stepped(self) -> None:
         pass
@@ -163,7 +184,7 @@ def measure(
     with undisturbed(model):
         try:
             shares, bits = _captured(params, source, lr)
-        except (DivergenceError, ValueError) as error:
+        except DivergenceError as error:
             raise ValueError(f"lr = {lr:g}: the gradients already overflow in a few steps of SVRG; lower it") from error
     with undisturbed(model):
         seconds = _seconds(params, source)
@@ -183,6 +204,7 @@ def _captured(
     }
     bits: list[float] = []
     memory = torch.zeros(())
+    source.prepare("anchor")
     batches = source.batches(as_inner_length(steps + 1), 0)
     for _ in range(loops * (steps + 1)):
         batch, is_anchor = next(batches)
@@ -230,6 +252,7 @@ def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict
     device = params[0].device
     dense, sparse, fresh = SVRG(params, lr=0.0), SparseSVRG(params, lr=0.0), SparseSGD(params, lr=0.0)
     sgd = torch.optim.SGD(params, lr=0.0)
+    source.prepare("anchor")
     batches = source.batches(as_inner_length(2), 0)
 
     def closure_of(batch: Any) -> Callable[[], Tensor]:

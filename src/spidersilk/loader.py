@@ -17,6 +17,7 @@ from spidersilk.streams import fresh_seed, generator_at, mix
 
 _ANCHOR, _SMALL, _LENGTH = 1, 2, 3  # one stream each
 _ENDLESS = 10**12  # loops
+_UNSEEN = 100  # small batches that nobody looked at
 
 
 class Position(NamedTuple):
@@ -33,8 +34,8 @@ class Position(NamedTuple):
 class AnchorLoader:
     """Yields `(batch, is_anchor)`: one anchor batch, then the small batches of its inner loop, and so on.
 
-    Pass `is_anchor` on to `optimizer.step(closure, anchor=is_anchor)`. It is False for a small batch and an `Anchor`
-    (which is true) for an anchor.
+    Pass `is_anchor` on to `optimizer.step(closure, anchor=is_anchor)`, as it is. It is False for a small batch (with
+    adaptive loops an object that is false) and an `Anchor` (which is true) for an anchor.
 
     dataset: a map-style data set, a TensorDataset, a tensor, or a tuple of tensors. Tensors are indexed where they lie,
         on CPU or GPU, with no workers and no collation; anything else goes through torch's DataLoader.
@@ -68,7 +69,7 @@ class AnchorLoader:
         **dataloader: Any,
     ):
         self._tensors = _as_tensors(dataset)
-        self._size = len(self._tensors[0]) if self._tensors else _length(dataset)
+        self._size = count_samples(dataset)
         self.dataset = dataset
         self.anchor_batch_size = self._size if anchor_batch_size is None else anchor_batch_size
         self.batch_size = batch_size
@@ -130,7 +131,9 @@ class AnchorLoader:
         check_same_settings(self._settings(), state["settings"], "construct the same loader")
         self._seed = state["seed"]
         self._position = Position(**state["position"])
-        self._resumed = self._position.loop < self._position.last_loop
+        at = self._position
+        done = self.loops is None and at.update == 0 and at.piece == 0 and at.visited >= self._size  # an adaptive one
+        self._resumed = at.loop < at.last_loop and not done
         self._passes.clear()
 
     def _settings(self) -> dict[str, Any]:
@@ -189,6 +192,8 @@ class AnchorLoader:
             if self._position.update:
                 self._position = self._position._replace(loop=self._position.loop + 1, update=0)
 
+        unseen = 0
+
         while True:
             at = self._position
             if at.update == 0:
@@ -207,7 +212,14 @@ class AnchorLoader:
                 self._position = given._replace(update=at.update + 1)
                 if rule.ceiling is not None and self._position.update >= rule.ceiling:
                     end_loop()
-                yield batch, Small(rule, self.batch_size, self.anchor_batch_size, end_loop)
+                marker = Small(rule, self.batch_size, self.anchor_batch_size, end_loop)
+                yield batch, marker
+                unseen = 0 if marker.seen else unseen + 1
+                if unseen == _UNSEEN:
+                    raise RuntimeError(
+                        f"no optimizer saw the last {_UNSEEN} small batches, so nothing ends this loop: pass what the "
+                        "loader yields on as it is, optimizer.step(closure, anchor=is_anchor)"
+                    )
 
     def _source(self, drawn: Iterator[tuple[Tensor | None, Any]]) -> Iterator[tuple[Any, Any]]:
         """Batches for indices, each with what came with them."""
@@ -270,6 +282,12 @@ def _subset(n: int, size: int, generator: torch.Generator) -> Tensor:
     while len(chosen) < size:
         chosen.update(dict.fromkeys(torch.randint(n, (size - len(chosen),), generator=generator).tolist()))
     return torch.tensor(list(chosen))
+
+
+def count_samples(dataset: object) -> int:
+    """The number of samples of anything that a loader takes."""
+    tensors = _as_tensors(dataset)
+    return len(tensors[0]) if tensors else _length(dataset)
 
 
 def _as_tensors(dataset: object) -> tuple[Tensor, ...] | None:

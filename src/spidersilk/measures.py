@@ -31,7 +31,9 @@ class Measures:
     rtop_variance: float
     """Lemma 1: the variance that rtop adds for this y, (d - k1 - k2) / k2 times `outside_energy`."""
     variance: float
-    """Of v, all of it: of this step for an anchored v, summed since the anchor for a recursive one."""
+    """Of v, beyond that of its anchor's batch: of this step for an anchored v, summed since the anchor for a recursive
+    one. With scaling="none" the mean square error. nan where a step cannot tell: "refresh", k2 = 0, and a recursive v
+    whose errors are not independent (scaling="none", choose="anchor")."""
     estimate_energy: float
     """|v|^2, on the coordinates that move."""
     loss_change: float
@@ -61,8 +63,9 @@ class Measures:
 class Meter:
     """Makes `Measures`, and keeps the variance that a recursive v has gathered since its anchor."""
 
-    def __init__(self, recursive: bool, scaling: str, moves_selected: bool):
+    def __init__(self, recursive: bool, scaling: str, moves_selected: bool, independent: bool):
         self.recursive, self.scaling, self.moves_selected = recursive, scaling, moves_selected
+        self.independent = independent  # the errors of successive steps, so that their variances add up
         self.gathered = 0.0
         self.changes: list[float] = []  # of the loss since the anchor, as each small step saw it
 
@@ -92,10 +95,15 @@ class Meter:
         norms = [torch.linalg.vector_norm(v, dtype=torch.float64).to(device) for v in estimates]
         others = [torch.stack(norms).square().sum(), torch.as_tensor(loss_change, dtype=torch.float64, device=device)]
         top, outside, rescaling, omission, v_energy, change = torch.cat([energies, torch.stack(others)]).tolist()
-        knows_outside = any(s is None or s.k2 > 0 or s.k1 == s.d for s in selections)
+        everything = all(s is None or s.k == s.d for s in selections)
+        knows_outside = everything or any(s is not None and s.k2 > 0 for s in selections)
         of_rtop = rescaling if knows_outside else 0.0
-        of_scaling = of_rtop if self.scaling == "unbiased" else omission
-        variance = (0.0 if self.moves_selected else of_scaling) + ((top + outside) / samples if samples else 0.0)
+        of_scaling = {"unbiased": of_rtop, "none": omission}.get(self.scaling, math.nan)
+        if everything or self.moves_selected:
+            of_scaling = 0.0
+        elif not knows_outside or (self.recursive and not self.independent):
+            of_scaling = math.nan
+        variance = of_scaling + ((top + outside) / samples if samples else 0.0)
         if self.recursive:
             self.gathered += variance
             variance = self.gathered

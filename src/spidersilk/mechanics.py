@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -13,7 +14,7 @@ from spidersilk import estimators, memory
 from spidersilk.compact import CompactBase
 from spidersilk.flat import make_slabs
 from spidersilk.kernels.dispatch import Ops
-from spidersilk.moving import move_all, move_selected
+from spidersilk.moving import move_all, move_selected, plain_steps
 from spidersilk.selection import RTop, Selection, draw_over
 from spidersilk.streams import Stream
 from spidersilk.vectors import Vectors
@@ -57,6 +58,7 @@ class Mechanics:
         )
         self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all") if selected else None
         self.selections: list[Selection] | None = None
+        self._hint: Any = None  # of the backend, on M as its last update left it
 
     # An anchor.
 
@@ -74,6 +76,7 @@ class Mechanics:
         if choices.sparsity is not None:
             if not vectors.has_memory or choices.sparsity.memory_reset or choices.move == "selected":
                 vectors.start_memory()
+                self._hint = None
             if choices.anchor_move == "selected":
                 selections = self._draw(choices.sparsity)
                 self._move_selected([s.gather(v) for s, v in zip(selections, vectors.v, strict=True)], frozen)
@@ -92,10 +95,41 @@ class Mechanics:
         return list(self.selections or [])
 
     def _draw(self, sparsity: RTop) -> list[Selection]:
-        self.selections = draw_over(self.slabs, self.vectors.memory, sparsity, self.stream, self.ops)
+        self.selections = draw_over(self.slabs, self.vectors.memory, sparsity, self.stream, self.ops, self._hint)
         if self.compact is not None:
             self.compact.enter(self.selections, self.vectors.memory)
         return self.selections
+
+    def advance(self, values: list[Tensor], selections: list[Selection | None]) -> bool | None:
+        """All of a small step after its gradients in one pass over the vectors, where the backend can.
+
+        Returns whether v is finite; if it is not, x is as it was. None: it cannot be done so, and nothing has been.
+        """
+        choices, vectors, selection = self.choices, self.vectors, selections[0]
+        if not hasattr(self.ops, "advance") or choices.move != "all" or choices.sparsity is None or len(self.slabs) > 1:
+            return None
+        assert selection is not None
+        ops: Any = self.ops
+        refreshes = choices.reference == "anchor" and choices.scaling == "refresh"
+        form = {"previous": "recursive", None: "fresh"}.get(choices.reference, "refresh" if refreshes else "anchored")
+        anchor = vectors.v_anchor[0] if choices.reference == "anchor" else None
+        scale = selection.scale if choices.scaling == "unbiased" else 1.0
+        given = form, vectors.v[0], anchor, vectors.memory[0], selection.top, selection.random, values[0], scale
+        decay = choices.sparsity.memory_decay
+        rates = None if choices.max_norm is not None else plain_steps(self.base, self.slabs)
+        if choices.reference == "previous":
+            vectors.mark_point()
+        if rates is None:
+            finite, self._hint = ops.advance(*given, decay)
+            if finite:
+                move_all(self.base, self.slabs, vectors.v, choices.max_norm, None)
+            return finite
+        gradients = [torch.empty_like(p) for p in vectors.params]
+        finite, self._hint = ops.advance_and_move(*given, decay, [p.detach() for p in vectors.params], rates, gradients)
+        if finite:
+            for p, g in zip(vectors.params, gradients, strict=True):
+                p.grad = g
+        return finite
 
     def estimate(self, values: list[Tensor], selections: list[Selection | None]) -> list[Tensor]:
         """The new v: all of it, or, where only the selected move, its k values there (line 11)."""
@@ -130,6 +164,7 @@ class Mechanics:
         if self.choices.sparsity is None:
             return
         decay = self.choices.sparsity.memory_decay
+        self._hint = None
         for number, (m, v) in enumerate(zip(self.vectors.memory, estimates, strict=True)):
             if self.compact is None:
                 memory.update(m, v, decay, self.ops)
@@ -157,6 +192,7 @@ class Mechanics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.vectors.load_state_dict(state["vectors"])
+        self._hint = None
         self.selections = None
         if state["selections"] is not None:
             pairs = zip(state["selections"], self.slabs, strict=True)

@@ -14,6 +14,19 @@ from spidersilk.compact import CompactBase
 from spidersilk.flat import Slab
 
 
+def plain_steps(base: Optimizer, slabs: Sequence[Slab]) -> list[float] | None:
+    """The step size of each parameter, where the base does x := x - lr g and nothing else; else None."""
+    if not moves_by_gradient_alone(base) or hasattr(base.step, "_wrapped_by_lr_sched"):
+        return None
+    if base._optimizer_step_pre_hooks or base._optimizer_step_post_hooks:
+        return None
+    if any(g.get("maximize") or g.get("differentiable") or isinstance(g["lr"], Tensor) for g in base.param_groups):
+        return None
+    rates = {id(p): float(g["lr"]) for g in base.param_groups for p in g["params"]}
+    params = [p for slab in slabs for p in slab.params]
+    return [rates[id(p)] for p in params] if all(p.is_contiguous() for p in params) else None
+
+
 def move_all(
     base: Optimizer, slabs: Sequence[Slab], v: Sequence[Tensor], max_norm: float | None, frozen: Tensor | None
 ) -> None:

@@ -18,9 +18,10 @@ METHODS = ("recursive", "anchored", "selected")
 class Plan:
     """Settings that reach E|grad f| <= eps, and their price.
 
-    inner_steps is a mean, real like that of a geometric length; loops is T(eps), any whole number from it on will do.
-    queries is the expected cost; ratio is to SpiderBoost's by the same statement (dense, b = 1). allowed_residual is
-    the largest mean R_j under which Theorem 2 holds, None for the others. notes say which values left their range.
+    inner_steps is the mean of a geometric length for Theorems 1 and 2, a fixed length (round it) for ours; loops is
+    T(eps), any whole number from it on will do. queries is the expected cost; ratio is to that of SpiderBoost (k1 = 0,
+    k2 = d, b = 1) by the same theorem, for ours by Theorem 2. allowed_residual is the largest mean R_j under which
+    Theorem 2 holds, None for the others. notes say which values left their range.
     """
 
     method: str
@@ -149,7 +150,7 @@ def anchored(
     """Theorem 3, ours: v = v_anchor + rtop(difference to x_a), whose variance is at most kappa L^2 |x - x_a|^2."""
     _needs_random("Theorem 3", k2)
     kappa = 1 / b + variance_factor(problem.d, k1, k2) * outside
-    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, outside=outside)
+    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, "anchored")
     return _svrg("anchored", "Theorem 3", problem, k1 + k2, b, inner_steps, kappa, 1.0, stable)
 
 
@@ -189,19 +190,17 @@ def variance_factor(d: int, k1: int, k2: int) -> float:
     return 0.0 if left == 0 else math.inf if k2 == 0 else left / k2
 
 
-def largest_stable_lr(
-    smoothness: float, d: int, k1: int, k2: int, method: str = "recursive", outside: float = 1.0
-) -> float:
-    """The largest lr at which E|v|^2 does not grow in an inner loop, however long, on convex f_i.
+def largest_stable_lr(smoothness: float, d: int, k1: int, k2: int, method: str = "recursive") -> float:
+    """The largest lr at which an inner loop, however long, does not blow up on convex f_i.
 
-    Recursive and anchored: 2 / (L (1 + outside (d - k1 - k2) / k2)), in the worst case 2 k2 / (L (d - k1)). With
+    Recursive (E|v|^2 does not grow) and anchored (the distance from the anchor stays bounded): 2 k2 / (L (d - k1)),
+    however little of a difference lies outside the top: what lies there is multiplied at each draw. With
     `method="selected"`: 2 / L, whatever is selected.
     """
     check_choice("method", method, METHODS)
     if method == "selected":
         return 2 / smoothness
-    factor = variance_factor(d, k1, k2)
-    return 2 / (smoothness * (1 + (0.0 if outside == 0 else outside * factor)))
+    return 2 / (smoothness * (1 + variance_factor(d, k1, k2)))
 
 
 def cost(anchor_batch_size: int, batch_size: int, lengths: Iterable[float], k: int, d: int) -> float:

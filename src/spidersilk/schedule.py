@@ -136,7 +136,14 @@ class Small:
     """
 
     def __init__(self, rule: Adaptive, samples: int, anchor_samples: int, end_loop: Callable[[], None]):
-        self.rule, self.samples, self.anchor_samples, self.end_loop = rule, samples, anchor_samples, end_loop
+        self.rule, self.samples, self.anchor_samples = rule, samples, anchor_samples
+        self._end_loop = end_loop
+        self.seen = False  # by an optimizer
+
+    def end_loop(self) -> None:
+        """Let an anchor come next."""
+        self.seen = True
+        self._end_loop()
 
     def __bool__(self) -> bool:
         return False

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from spidersilk.checks import Count, check_choice, check_count, check_fraction, count_of, resolve_counts
 from spidersilk.flat import Slab
-from spidersilk.kernels import torch_ops
+from spidersilk.kernels import dispatch, torch_ops
 from spidersilk.kernels.dispatch import Ops
-from spidersilk.streams import Stream
+from spidersilk.streams import Stream, fresh_seed, mix
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class RTop:
         check_choice("scaling", self.scaling, ("unbiased", "none", "refresh", None))
         check_fraction("memory_decay", self.memory_decay, "0 keeps the old memory, 1 keeps only the newest |v|")
 
-    def draw(self, memory: Tensor, sizes: Sequence[int], stream: Stream, ops: Ops) -> Selection:
+    def draw(self, memory: Tensor, sizes: Sequence[int], stream: Stream, ops: Ops, hint: Any = None) -> Selection:
         """Select from `memory`, the concatenation of tensors with `sizes` entries."""
-        generator = stream.next(memory.device)
+        seed = stream.next()
         if not self.per_tensor:
-            return draw(memory, *resolve_counts(self.k1, self.k2, memory.numel()), generator, ops)
+            return draw(memory, *resolve_counts(self.k1, self.k2, memory.numel()), seed, ops, hint)
         parts: list[Selection] = []
-        for piece, size in zip(memory.split(list(sizes)), sizes, strict=True):
-            parts.append(draw(piece, *self._counts_within(size), generator, ops))
+        for number, (piece, size) in enumerate(zip(memory.split(list(sizes)), sizes, strict=True)):
+            parts.append(draw(piece, *self._counts_within(size), mix(seed, number), ops))
         return _join(parts, memory)
 
     def _counts_within(self, size: int) -> tuple[int, int]:
@@ -122,11 +122,11 @@ class RTop:
 
 
 def draw_over(
-    slabs: Sequence[Slab], memories: Sequence[Tensor], sparsity: RTop, stream: Stream, ops: Ops
+    slabs: Sequence[Slab], memories: Sequence[Tensor], sparsity: RTop, stream: Stream, ops: Ops, hint: Any = None
 ) -> list[Selection]:
     """One draw over the parameters of all slabs together, as a selection for each slab."""
     if len(slabs) == 1:
-        return [sparsity.draw(memories[0], slabs[0].sizes, stream, ops)]
+        return [sparsity.draw(memories[0], slabs[0].sizes, stream, ops, hint)]
     dtype = torch.float64 if any(m.dtype == torch.float64 for m in memories) else torch.float32
     whole = torch.cat([m.to(memories[0].device, dtype) for m in memories])
     selection = sparsity.draw(whole, [size for slab in slabs for size in slab.sizes], stream, ops)
@@ -137,10 +137,10 @@ def draw_over(
     return parts
 
 
-def draw(memory: Tensor, k1: int, k2: int, generator: torch.Generator | None, ops: Ops = torch_ops) -> Selection:
+def draw(memory: Tensor, k1: int, k2: int, seed: int, ops: Ops = torch_ops, hint: Any = None) -> Selection:
     """`select` for counts already resolved and memory already checked."""
     d = memory.numel()
-    top, random = ops.select(memory, k1, k2, generator)
+    top, random = ops.select(memory, k1, k2, seed, hint)
     return Selection(top, random, (d - k1) / k2 if k2 else 1.0, d)
 
 
@@ -168,7 +168,9 @@ def select(memory: Tensor, k1: Count, k2: Count, *, generator: torch.Generator |
     _check_vector("memory", memory)
     if not bool(torch.isfinite(memory).all()):
         raise ValueError("memory has entries that are not finite: there is no order among them, so mend them first")
-    return draw(memory, *resolve_counts(k1, k2, memory.numel()), generator)
+    ops = dispatch.find("auto", [(memory.device, memory.dtype)])
+    top, random = resolve_counts(k1, k2, memory.numel())
+    return draw(memory.contiguous(), top, random, fresh_seed(generator) if random else 0, ops)
 
 
 def rtop(memory: Tensor, y: Tensor, k1: Count, k2: Count, *, generator: torch.Generator | None = None) -> Tensor:

@@ -37,15 +37,15 @@ def generator_at(device: torch.device | str, *words: int) -> torch.Generator:
 
 
 class Stream:
-    """A seed and a position; each `next` gives a generator for one draw and moves on by one."""
+    """A seed and a position; each `next` gives a seed for one draw and moves on by one."""
 
     def __init__(self, seed: int, position: int = 0):
         self.seed = seed
         self.position = position
 
-    def next(self, device: torch.device | str = "cpu") -> torch.Generator:
+    def next(self) -> int:
         self.position += 1
-        return generator_at(device, self.seed, self.position)
+        return mix(self.seed, self.position)
 
     def state_dict(self) -> dict[str, int]:
         return {"seed": self.seed, "position": self.position}

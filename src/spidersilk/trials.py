@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ class Source(Protocol):
     def loss(self, batch: Any, point: str | None) -> Tensor: ...
     def held(self) -> float: ...
     def stepped(self) -> None: ...
+    def prepare(self, reference: str | None) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> None: ...
 
@@ -125,20 +125,23 @@ class _Run:
         self.trial = Trial(method.name, method.sparse, lr, [], [], [])
         self.spent, self.seconds = 0.0, 0.0
         self.started = self.diverged = False
-        self.state: dict[str, Any] = copy.deepcopy(model.state_dict())
+        self.values: list[Tensor] = []
 
     def go_to(self, budget: float, every: float) -> None:
         with undisturbed(self.model):
             if not self.started:
                 self._start()
             else:
-                self.model.load_state_dict(self.state)
+                restore(self.model, self.values)
                 self.source.load_state_dict(self.source_state)
+                self.source.prepare(self.reference)
             while not self.diverged and self.spent < budget:
                 self._step()
+                if self.diverged:
+                    break
                 if self.spent >= self.trial.queries[-1] + every or self.spent >= budget:
                     self._look()
-            self.state = copy.deepcopy(self.model.state_dict())
+            self.values = snapshot(self.model)
             self.source_state = self.source.state_dict()
 
     def _start(self) -> None:
@@ -147,6 +150,8 @@ class _Run:
         params = [p for p in self.model.parameters() if p.requires_grad]
         self.device = params[0].device
         self.optimizer = self.method.make(params, self.lr)
+        self.reference = getattr(self.optimizer, "reference", None)
+        self.source.prepare(self.reference)
         inner = self.method.inner(self.source.anchor_size, self.source.small_size)
         if isinstance(self.optimizer, VarianceReduced):
             self.batches = self.source.batches(inner, self.seed)
@@ -176,8 +181,7 @@ class _Run:
                 optimizer.step()
                 self.spent += size
         except DivergenceError:
-            self.diverged = True
-            self.trial.losses[-1] = math.inf
+            self._note(math.inf)
         self.source.stepped()
         self._wait()
         self.seconds += time.perf_counter() - start
@@ -189,11 +193,13 @@ class _Run:
     def _look(self) -> None:
         with torch.no_grad():
             value = self.source.held()
-        if not math.isfinite(value):
-            self.diverged = True
+        self._note(value if math.isfinite(value) else math.inf)
+
+    def _note(self, loss: float) -> None:
+        self.diverged = math.isinf(loss)
         self.trial.queries.append(self.spent)
         self.trial.seconds.append(self.seconds)
-        self.trial.losses.append(value if math.isfinite(value) else math.inf)
+        self.trial.losses.append(loss)
 
 
 def _smalls(source: Source, seed: int) -> Iterator[tuple[Any, bool]]:
@@ -204,14 +210,28 @@ def _smalls(source: Source, seed: int) -> Iterator[tuple[Any, bool]]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Parameters, buffers, gradients and random state are afterwards as before."""
-    state = copy.deepcopy(model.state_dict())
+    """Parameters, buffers, gradients, modes and random state are afterwards as before."""
+    values = snapshot(model)
     gradients = [p.grad for p in model.parameters()]
-    random = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        model.load_state_dict(state)
-        for p, g in zip(model.parameters(), gradients, strict=True):
-            p.grad = g
-        torch.set_rng_state(random)
+    modes = [m.training for m in model.modules()]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            restore(model, values)
+            for p, g in zip(model.parameters(), gradients, strict=True):
+                p.grad = g
+            for module, training in zip(model.modules(), modes, strict=True):
+                module.training = training
+
+
+def snapshot(model: nn.Module) -> list[Tensor]:
+    """The values of all parameters and buffers, also of those that a state_dict leaves out."""
+    return [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+
+
+@torch.no_grad()
+def restore(model: nn.Module, values: list[Tensor]) -> None:
+    for t, value in zip((*model.parameters(), *model.buffers()), values, strict=True):
+        t.copy_(value)

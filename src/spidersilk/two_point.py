@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -103,8 +104,10 @@ def swapped(params: Sequence[Tensor], points: Sequence[Tensor]) -> Iterator[None
 
 
 def loss_of(value: Any) -> Tensor | float:
-    """What a closure returned, as a number that does not wait for the device."""
-    return value.detach().double() if isinstance(value, Tensor) else float(value)
+    """What a closure returned, as a number that does not wait for the device; nan if it is not one."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.detach().double().reshape(())
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

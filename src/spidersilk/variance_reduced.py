@@ -9,12 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from spidersilk.checks import check_same_settings, resolve_counts
-from spidersilk.choices import check_adaptive, check_base, check_choices
+from spidersilk.choices import check_adaptive, check_base, check_choices, errors_are_independent
 from spidersilk.diagnostics import QueryCounter
 from spidersilk.divergence import Guard, Secants
 from spidersilk.errors import DivergenceError
@@ -70,7 +69,7 @@ class VarianceReduced(Optimizer):
             raise ValueError(f"max_norm = {max_norm} must be positive: None turns clipping off")
         length = None if inner_steps is None else as_inner_length(inner_steps)
         if isinstance(length, Adaptive):
-            check_adaptive(reference)
+            check_adaptive(reference, self.scaling, choose, sparsity)
         super().__init__(base_optimizer.param_groups, {})
         self.base = base_optimizer
         self.defaults = base_optimizer.defaults
@@ -85,11 +84,12 @@ class VarianceReduced(Optimizer):
         self.anchor_share = 0.0  # how much of an anchor in pieces has come, 0 outside of one
         self.anchor_samples: int | None = 0  # of the last anchor, None if a step did not say
         self._queries = QueryCounter()
-        self._ops = dispatch.find(backend)
+        self._ops = dispatch.find(backend, [(slab.device, slab.dtype) for slab in make_slabs(self.param_groups)])
         self._stream = Stream(fresh_seed(generator))
         self._work: Mechanics | None = None  # laid out at the first step
         self._secants = Secants()
-        self._meter = Meter(reference == "previous", self.scaling, move == "selected")
+        independent = errors_are_independent(self.scaling, choose, sparsity)
+        self._meter = Meter(reference == "previous", self.scaling, move == "selected", independent)
         self._hooks: dict[int, Callable[[Measures], None]] = OrderedDict()
         self._longest_loop = 1
         d = self.d
@@ -192,12 +192,19 @@ class VarianceReduced(Optimizer):
         if self.inner_step < 0:
             raise RuntimeError("a small step before any anchor: v is not set, so give an anchor first (anchor=True)")
         if isinstance(anchor, Small):
-            check_adaptive(self.reference)
+            check_adaptive(self.reference, self.scaling, self.choose, self.sparsity)
+            anchor.seen = True
         if anchor is None and isinstance(self.inner_length, Adaptive):
-            if samples is None or self.anchor_samples is None:
+            if not samples or self.anchor_samples is None:
                 raise ValueError("inner_steps = 'auto' weighs batches by their size: pass samples= to each step")
             anchor = Small(self.inner_length, samples, self.anchor_samples, lambda: None)
-        return self._small_step(work, closure, samples, anchor if isinstance(anchor, Small) else None)
+        small = anchor if isinstance(anchor, Small) else None
+        try:
+            return self._small_step(work, closure, samples, small)
+        except DivergenceError:
+            if small is not None:
+                small.end_loop()
+            raise
 
     def _marker(self, anchor: bool | Anchor | Small | None) -> Anchor | None:
         if isinstance(anchor, Anchor):
@@ -249,26 +256,35 @@ class VarianceReduced(Optimizer):
         inner_step = self.inner_step + 1
         selections = work.select()  # M alone decides it, so it is drawn before any gradient is known
         loss = self._points.at_current(closure, then_reference=self.reference is not None)
-        values = work.vectors.read(selections)
-        change: Tensor | float = math.nan
+        values = work.vectors.read(selections, self._ops)
+        before = None
         if self.reference is not None:
-            change = loss_of(loss) - loss_of(self._points.at_reference(closure, work.vectors.points))
-            for at_current, at_point in zip(values, work.vectors.read(selections), strict=True):
+            before = self._points.at_reference(closure, work.vectors.points)
+            for at_current, at_point in zip(values, work.vectors.read(selections, self._ops), strict=True):
                 at_current.sub_(at_point)
         density = sum(x.numel() for x in values) / work.d
         self._queries.add(samples, 1 if self.reference is None else 2, density)
         if self.reference is not None and inner_step == 1:  # the smoothness that a DivergenceError will tell of
             self._secants.observe(values, work.vectors.distance())
+        finite = None if small is not None or self._hooks else work.advance(values, selections)
+        if finite is not None:
+            if not finite:
+                raise self._divergence(self.steps, inner_step)
+            self._done(inner_step)
+            return loss
         estimates = work.estimate(values, selections)
         frozen = self._guard.watch(estimates, self.steps, inner_step)
         if small is not None or self._hooks:
             where, size = (self.steps, inner_step), samples if small is None else small.samples
+            change = math.nan if before is None else loss_of(loss) - loss_of(before)
             measures = self._meter.measure(where, values, selections, estimates, change, work.vectors.memory, size)
             for hook in list(self._hooks.values()):
                 hook(measures)
-            gathers = small is not None and self.reference == "previous"
-            if gathers and not small.rule.is_safe(inner_step, measures.noise):
+            recursive = self.reference == "previous"
+            if small is not None and recursive and not small.rule.is_safe(inner_step, measures.noise):
                 self._end_loop(small)
+                for p in work.vectors.params:
+                    p.grad = None  # v was not taken
                 return loss
         work.take(estimates, frozen)
         self._done(inner_step)
@@ -323,7 +339,7 @@ class VarianceReduced(Optimizer):
             "settings": self._settings(),
             "stream": self._stream.state_dict(),
             "counters": {name: getattr(self, name) for name in _COUNTERS} | {"queries": self._queries.total},
-            "meter": self._meter.state_dict(),
+            "meter": self._meter.state_dict() | {"smoothness": self.smoothness, "longest": self._longest_loop},
         }
         if self._work is not None:
             self.check()
@@ -339,6 +355,7 @@ class VarianceReduced(Optimizer):
         self._stream.load_state_dict(state_dict["stream"])
         self._queries.total = state_dict["counters"]["queries"]
         self._meter.load_state_dict(state_dict["meter"])
+        self._secants, self._longest_loop = Secants(state_dict["meter"]["smoothness"]), state_dict["meter"]["longest"]
         for name in _COUNTERS:
             setattr(self, name, state_dict["counters"][name])
         if "vectors" not in state_dict:
@@ -357,6 +374,7 @@ class VarianceReduced(Optimizer):
         return {name: getattr(self, name) for name in names} | {
             "sparsity": sparsity,
             "base": type(self.base).__name__,
+            "inner_steps": repr(self.inner_length),
             "sizes": sizes,
         }
 

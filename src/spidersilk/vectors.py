@@ -10,6 +10,7 @@ from torch import Tensor
 
 from spidersilk import memory
 from spidersilk.flat import Slab, copy_all
+from spidersilk.kernels.dispatch import Ops
 from spidersilk.selection import Selection
 
 
@@ -51,14 +52,18 @@ class Vectors:
                 self._state[p][name] = view
         return vectors
 
-    def read(self, selections: Sequence[Selection | None]) -> list[Tensor]:
+    def read(self, selections: Sequence[Selection | None], ops: Ops) -> list[Tensor]:
         """The gradients that a closure left, on the selections (None: all of them), in tensors of our own."""
-        flats = [slab.flatten(slab.gradients()) for slab in self.slabs]
-        return [flat if s is None else s.gather(flat) for flat, s in zip(flats, selections, strict=True)]
+        return [
+            slab.flatten(slab.gradients())
+            if selection is None
+            else ops.gather(slab.gradients(), slab.sizes, selection.indices, slab.dtype)
+            for slab, selection in zip(self.slabs, selections, strict=True)
+        ]
 
     def accumulate(self, weight: float, first: bool) -> None:
         """v := weight g for the first piece of an anchor, v := v + weight g for the others, g what the closure left."""
-        gradients = self.read([None] * len(self.slabs))
+        gradients = [slab.flatten(slab.gradients()) for slab in self.slabs]
         if not self.v:
             self.v = [slab.zeros() for slab in self.slabs]
         for v, gradient in zip(self.v, gradients, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,16 +21,31 @@ def top_indices(scores: Tensor, k: int) -> Tensor:
     return torch.nonzero_static(chosen, size=k, fill_value=0).squeeze(1)
 
 
-def select(memory: Tensor, k1: int, k2: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """The k1 largest of |memory|, and k2 drawn uniformly without replacement from the others; both ascending."""
+def select(memory: Tensor, k1: int, k2: int, seed: int, hint: object = None) -> tuple[Tensor, Tensor]:
+    """The k1 largest of |memory|, and k2 drawn uniformly without replacement from the others; both ascending.
+
+    The same seed draws the same. `hint` is what this backend's `advance` gave back with that memory, to save time.
+    """
     d = memory.numel()
     top = top_indices(memory.abs(), k1)
     if k2 == 0:
         return top, torch.empty(0, dtype=torch.int64, device=memory.device)
     is_rest = torch.ones(d, dtype=torch.bool, device=memory.device).index_fill_(0, top, False)
     rest = torch.nonzero_static(is_rest, size=d - k1, fill_value=0).squeeze(1)
+    generator = torch.Generator(memory.device).manual_seed(seed)
     drawn = torch.randperm(d - k1, generator=generator, device=memory.device)[:k2]
     return top, rest[drawn].sort().values
+
+
+def gather(pieces: Sequence[Tensor | None], sizes: Sequence[int], indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """The entries at flat `indices` of the pieces, as if concatenated; None counts as zeros."""
+    flat = [
+        torch.zeros(size, dtype=dtype, device=indices.device)
+        if piece is None
+        else (piece if piece.layout == torch.strided else piece.to_dense()).reshape(-1)
+        for piece, size in zip(pieces, sizes, strict=True)
+    ]
+    return torch.cat(flat)[indices]
 
 
 def add_at(target: Tensor, indices: Tensor, values: Tensor) -> None:

@@ -17,6 +17,7 @@ from spidersilk.inspection import Inspection, inspect, measure
 from spidersilk.lab.config import RunConfig
 from spidersilk.lab.runner import machine, versions
 from spidersilk.lab.tasks import Task, find
+from spidersilk.loader import count_samples
 from spidersilk.schedule import InnerLength
 
 
@@ -39,6 +40,10 @@ class TaskSource:
 
     def stepped(self) -> None:
         self.task.stepped()
+
+    def prepare(self, reference: str | None) -> None:
+        if hasattr(self.task, "point_of_old_state"):
+            self.task.point_of_old_state = reference  # pyright: ignore[reportAttributeAccessIssue]
 
     def state_dict(self) -> dict[str, Any]:
         return self.task.state_dict()
@@ -75,10 +80,8 @@ def inspect_file(path: Path, lr: float, budget: float | None, report: Any = lamb
             "data set)"
         )
     sizes = {name: getattr(module, name) for name in ("anchor_batch_size", "batch_size") if hasattr(module, name)}
-    data = module.data
-    samples = len(data[0]) if isinstance(data, tuple | list) else len(data)
-    spend = budget and budget * samples
-    return inspect(module.model, module.loss, data, lr=lr, budget=spend, report=report, **sizes)
+    spend = budget and budget * count_samples(module.data)
+    return inspect(module.model, module.loss, module.data, lr=lr, budget=spend, report=report, **sizes)
 
 
 def tables(found: Inspection) -> list[Table]:

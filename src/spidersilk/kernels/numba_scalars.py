@@ -1,0 +1,163 @@
+"""What the numba kernels share: how they are compiled, and what they do with single values.
+
+Floats are ordered by their bits with the sign dropped ("key"): positive floats sort as their bits do. bfloat16 comes as
+uint16 bits.
+"""
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic as typed_intrinsic
+from numba.extending import overload, register_jitable
+
+intrinsic: Any = typed_intrinsic  # its callers leave out the first argument
+
+BLOCK = 2048  # entries worked on while they are in the first-level cache; a multiple of 64
+BIN_BITS = 13  # of a float's bits after the sign, settled by the histogram: 32 KiB of counts
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled for each kind of argument when first called; without a cache where none can be kept."""
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        kernel = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # numba found no folder to write to
+        return numba.njit(**options)(function)
+    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    if files is not None:  # numba looks for changes in a kernel's own file alone: let it look in this one too
+        files._source_stamp = files._source_stamp, _own_stamp()
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return kernel(*arguments)
+        except OSError:  # compiled, but the folder would not take it: a full disk, or gone since
+            return kernel(*arguments)
+
+    return call
+
+
+def _own_stamp() -> str:
+    try:
+        return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    except OSError:  # in an archive
+        return ""
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.intp), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for a cache line that is needed soon; an address that is not ours does no harm."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+@intrinsic
+def fused(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once, as torch's `add_(other, alpha=...)` does."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return z(z, z, z), generate
+
+
+@intrinsic
+def lowest_bit(typing_context: Any, word: Any) -> Any:
+    """The place of the lowest set bit, 64 if there is none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def bit_count(typing_context: Any, word: Any) -> Any:
+    """How many bits are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate
+
+
+def key_of(bits: Any) -> Any:
+    raise NotImplementedError
+
+
+@overload(key_of, strict=False)
+def _overload_key(bits: Any) -> Any:
+    """A float's bits without the sign."""
+    kind, magnitude = getattr(np, f"uint{bits.bitwidth}"), (1 << (bits.bitwidth - 1)) - 1
+    return lambda bits: kind(bits & kind(magnitude))
+
+
+def bin_of(bits: Any) -> Any:
+    raise NotImplementedError
+
+
+@overload(bin_of, strict=False)
+def _overload_bin(bits: Any) -> Any:
+    """The leading bits of the key; constants, because a shift known only at run time costs a third more."""
+    kind, shift = getattr(np, f"uint{bits.bitwidth}"), bits.bitwidth - 1 - BIN_BITS
+    return lambda bits: key_of(bits) >> kind(shift)
+
+
+def to_number(entry: Any) -> Any:
+    raise NotImplementedError
+
+
+@overload(to_number, strict=False)
+def _overload_number(entry: Any) -> Any:
+    """An array's entry as a number: bfloat16 bits as float32, others as they are."""
+    if isinstance(entry, types.Integer):
+        return lambda entry: np.uint32(np.uint32(entry) << np.uint32(16)).view(np.float32)
+    return lambda entry: entry
+
+
+def to_entry(number: Any, like: Any) -> Any:
+    raise NotImplementedError
+
+
+@overload(to_entry, strict=False)
+def _overload_entry(number: Any, like: Any) -> Any:
+    """A number as an entry of the kind of `like`, bfloat16 rounded to nearest even."""
+    if not isinstance(like, types.Integer):
+        kind = np.float32 if like is types.float32 else np.float64
+        return lambda number, like: kind(number)
+
+    def round_to_even(number: Any, like: Any) -> Any:
+        bits = np.float32(number).view(np.uint32)
+        rounded = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+        return rounded if number == number else np.uint16(0x7FC0)
+
+    return round_to_even
+
+
+@register_jitable
+def piece_at(address: Any, size: Any, like: Any) -> Any:
+    """The memory from `address` on as an array of `size` entries of the kind of those of `like`."""
+    return numba.carray(_pointer(address), (size,), like.dtype)
