@@ -38,6 +38,9 @@ def test_an_anchored_loop_goes_on_while_the_loss_falls_and_ends_when_it_rises() 
     assert all(rule.pays(rising[:t], price=20) for t in range(4))  # not before a fifth of the anchor's price
     assert all(rule.pays(rising[:t], price=1e6) for t in range(61))
     assert all(Adaptive(floor=61).pays(rising[:t], price=20) for t in range(60))
+    assert rule.pays([], price=20)
+    assert not Adaptive(floor=61).pays([0.1, math.inf], price=20)
+    assert not rule.pays([0.1, math.nan], price=20)
 
 
 def test_a_loop_has_a_ceiling() -> None:

@@ -112,12 +112,12 @@ class Adaptive:
         a fifth of their anchor: ending a loop for no good reason wastes the anchor.
         """
         steps = len(changes)
+        if steps and not math.isfinite(changes[-1]):
+            return False
         half = steps // 2
         stride = 1 << max(0, steps.bit_length() - 4)  # ask more and more rarely, so that asking stays cheap
         if half < 2 or steps + 1 < self.floor or steps < 0.2 * price or steps % stride:
             return True
-        if not math.isfinite(changes[-1]):
-            return False
         earlier, later = changes[-2 * half : -half], changes[-half:]
         means = fmean(earlier), fmean(later)
         squares = sum((x - means[0]) * (x - means[0]) for x in earlier) + sum(

@@ -128,9 +128,9 @@ def save(found: Inspection, path: Path, command: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: what was not reached is null. Six digits are enough."""
+    """JSON has no infinity: what was not reached is null. Ten digits are enough."""
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return float(f"{value:.10g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(k): _finite(v) for k, v in value.items()}
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
