@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "SparseSGD": ("sparse-sgd", "long"),
 }
 TASKS = {
-    "image": ({}, 1.0),
+    "image": ({"eval_samples": 3000}, 1.0),
     "language": ({"hidden": 128, "embedding": 64, "train_tokens": 200_000, "eval_tokens": 4000}, 1.0),
     "ranking": ({}, 5.0),
     "logistic": ({"data": "breast-cancer"}, 100.0),
