@@ -178,6 +178,11 @@ def theorem_1_step(k2: int, d: int, inner_steps: float) -> float:
     return math.sqrt(k2 / (6 * d * inner_steps))
 
 
+def theorem_2_inner_steps(anchor: int, small: int, density: float) -> int:
+    """m = B d / (b k) for a density k / d, as a whole number of updates."""
+    return max(1, math.ceil(anchor / (small * density)))
+
+
 def theorem_3_step(kappa: float, inner_steps: float) -> float:
     """Theorem 3's step size times the smoothness constant, for a variance of at most kappa L^2 |x - x_anchor|^2."""
     long_loop = (4.5 * inner_steps * math.sqrt(kappa)) ** (-2 / 3)

@@ -105,7 +105,7 @@ def bit_count(typing_context: Any, word: Any) -> Any:
 
 
 def key_of(bits: Any) -> Any:
-    raise NotImplementedError
+    raise TypeError("for compiled code alone")
 
 
 @overload(key_of, strict=False)
@@ -116,7 +116,7 @@ def _overload_key(bits: Any) -> Any:
 
 
 def bin_of(bits: Any) -> Any:
-    raise NotImplementedError
+    raise TypeError("for compiled code alone")
 
 
 @overload(bin_of, strict=False)
@@ -127,7 +127,7 @@ def _overload_bin(bits: Any) -> Any:
 
 
 def to_number(entry: Any) -> Any:
-    raise NotImplementedError
+    raise TypeError("for compiled code alone")
 
 
 @overload(to_number, strict=False)
@@ -139,7 +139,7 @@ def _overload_number(entry: Any) -> Any:
 
 
 def to_entry(number: Any, like: Any) -> Any:
-    raise NotImplementedError
+    raise TypeError("for compiled code alone")
 
 
 @overload(to_entry, strict=False)

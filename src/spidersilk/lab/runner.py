@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 import spidersilk as silk
+from spidersilk.checks import resolve_counts
 from spidersilk.lab import optimizers
 from spidersilk.lab.config import RunConfig, from_yaml
 from spidersilk.lab.tasks import Task, find
+from spidersilk.planner import theorem_2_inner_steps
 from spidersilk.schedule import Adaptive, as_inner_length
 
 FINISHED = ("finished", "diverged")
@@ -144,8 +146,7 @@ class Run:
         if sparsity is None:
             return 1.0
         d = sum(p.numel() for p in params)
-        count = lambda k: math.ceil(k * d) if isinstance(k, float) else k  # noqa: E731
-        return (count(sparsity.k1) + count(sparsity.k2)) / d
+        return sum(resolve_counts(sparsity.k1, sparsity.k2, d)) / d
 
     # Training.
 
@@ -359,11 +360,6 @@ class Run:
             "revision": revision(),
             "machine": machine(self.device),
         }
-
-
-def theorem_2_inner_steps(anchor: int, small: int, density: float) -> int:
-    """m = B d / (b k)."""
-    return max(1, math.ceil(anchor / (small * density)))
 
 
 def write_atomically(path: Path, content: bytes) -> None:
