@@ -111,7 +111,7 @@ def gradient_moments(
             if vectorised is not None:
                 try:
                     gradients = vectorised(params, chunk)
-                except (RuntimeError, ValueError, NotImplementedError):
+                except (RuntimeError, ValueError):
                     vectorised = None  # data-dependent control flow, a fused operator without a rule, ...
             if gradients is None:
                 for i in range(n):
