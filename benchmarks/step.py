@@ -1,6 +1,10 @@
-"""The step outside the gradient, in units of one copy of d floats measured in turn with it; medians.
+"""The step outside the gradient: selection and the whole of it, against what else there is; medians.
 
-python benchmarks/step.py --save        # one thread; --threads 2 for two
+python benchmarks/step.py --save                  # CPU, one thread; --threads 2 for two
+python benchmarks/step.py --device cuda --save    # a CUDA device
+
+On a CPU times are in units of one copy of d floats, measured in turn with it; on CUDA they are microseconds, and what a
+CUDA graph can hold is timed as a replay of one, which is the time of the device alone.
 
 "whole step" is everything that a small step of SparseSVRG (k1 = k2 = 5 %, plain SGD as base) does apart from the two
 gradients: select, read the selected values twice, update v, M and x, write p.grad.
@@ -9,20 +13,24 @@ gradients: select, read the selected values twice, update v, M and x, write p.gr
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from record import save
+from record import RESULTS, save
 from torch import Tensor, nn
 
 import spidersilk as silk
-from spidersilk.kernels import numba_ops, torch_ops
+from spidersilk.kernels import dispatch, torch_ops
+from spidersilk.streams import Stream
 
-SIZES = (62_006, 308_310, 11_173_962)
+SIZES = {"cpu": (62_006, 308_310, 11_173_962, 10**8), "cuda": (62_006, 308_310, 11_173_962, 10**8, 10**9)}
+BYTES = 28  # per parameter and step, at the least: x, M and v read and written, M read once more
+Works = Iterator[tuple[str, Callable[[], object], bool]]  # a name, the work, and whether a CUDA graph can hold it
 
 
 def in_copies(work: Callable[[], object], copy: Callable[[], object], seconds: float) -> float:
@@ -43,73 +51,162 @@ def _clock(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class Still(nn.Module):
-    """d parameters in 20 tensors whose gradients are there already: a closure that costs nothing."""
+def in_microseconds(work: Callable[[], object], in_graph: bool, seconds: float) -> float:
+    """The median time on the device between two events around the work."""
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    if in_graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        work = graph.replay
+    times, start = [], time.perf_counter()
+    while len(times) < 7 or (time.perf_counter() - start < seconds and len(times) < 200):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(1000 * begin.elapsed_time(end))
+    return statistics.median(times)
 
-    def __init__(self, d: int):
+
+class Still(nn.Module):
+    """d parameters in 62 tensors, as many as ResNet-18 has, whose gradients are there already: a free closure."""
+
+    def __init__(self, d: int, device: str):
         super().__init__()
-        sizes = [d // 20] * 19 + [d - 19 * (d // 20)]
-        self.pieces = nn.ParameterList(nn.Parameter(x.clone()) for x in torch.randn(d).split(sizes))
+        sizes = [d // 62] * 61 + [d - 61 * (d // 62)]
+        self.pieces = nn.ParameterList(nn.Parameter(x.clone()) for x in torch.randn(d, device=device).split(sizes))
         self.given = [torch.randn_like(p) for p in self.pieces]
 
 
-def whole_step(d: int, backend: str) -> Callable[[], object]:
-    model = Still(d)
+def whole_step(d: int, backend: str, device: str, fresh: bool = False) -> Callable[[], object]:
+    """`fresh`: the closure makes its gradients anew, as back-propagation does, so that they can be freed."""
+    model = Still(d, device)
     optimizer = silk.SparseSVRG(model.parameters(), lr=1e-6, backend=backend)
+    loss = torch.zeros((), device=device)
 
     def closure() -> Tensor:
         for p, g in zip(model.pieces, model.given, strict=True):
-            p.grad = g
-        return torch.zeros(())
+            p.grad = g.clone() if fresh else g
+        return loss
 
     optimizer.step(closure, anchor=True)
+    optimizer.step(closure, anchor=False)
     return lambda: optimizer.step(closure, anchor=False)
 
 
-def works(d: int) -> dict[str, Callable[[], object]]:
-    memory, k = torch.randn(d).abs(), -(-d // 20)
-    array = memory.numpy()
-    x = nn.Parameter(torch.randn(d))
-    x.grad = torch.randn(d)
-    sgd, adam = torch.optim.SGD([x], 1e-6, fused=True), torch.optim.Adam([x], 1e-6, fused=True)
+def works(d: int, device: str) -> Works:
+    memory, k = torch.randn(d, device=device).abs(), -(-d // 20)
+    ours = "numba" if device == "cpu" else "triton"
+    ops: Any = dispatch.find(ours, [(memory.device, memory.dtype)])
+    seed = Stream(1).counter(memory.device) if device == "cuda" else 1
 
     def random_keys() -> Any:
         top = torch.topk(memory, k, sorted=False).indices
-        keys = torch.rand(d).index_fill_(0, top, 2.0)
+        keys = torch.rand(d, device=device).index_fill_(0, top, 2.0)
         return top, torch.topk(keys, k, largest=False, sorted=False).indices
 
-    return {
-        "select, numba": lambda: numba_ops.select(memory, k, k, 1),
-        "select, torch backend": lambda: torch_ops.select(memory, k, k, 1),
-        "torch.topk and random keys": random_keys,
-        "torch.topk": lambda: torch.topk(memory, k, sorted=False),
-        "torch.kthvalue": lambda: torch.kthvalue(memory, d - k),
-        "np.argpartition": lambda: np.argpartition(array, d - k),
-        "SGD, fused": sgd.step,
-        "Adam, fused": adam.step,
-        "whole step, numba": whole_step(d, "numba"),
-        "whole step, torch backend": whole_step(d, "torch"),
-    }
+    yield f"select, {ours}", lambda: ops.select(memory, k, k, seed), True
+    yield "select, torch backend", lambda: torch_ops.select(memory, k, k, 1), False
+    yield "torch.topk and random keys", random_keys, False
+    yield "torch.topk", lambda: torch.topk(memory, k, sorted=False), False
+    if d < 10**9:
+        yield "torch.kthvalue", lambda: torch.kthvalue(memory, d - k), False
+    if device == "cpu":
+        array = memory.numpy()
+        yield "np.argpartition", lambda: np.argpartition(array, d - k), False
+    x = nn.Parameter(torch.randn(d, device=device))
+    x.grad = torch.randn(d, device=device)
+    yield "SGD, fused", torch.optim.SGD([x], 1e-6, fused=True).step, False
+    yield "Adam, fused", torch.optim.Adam([x], 1e-6, fused=True).step, False
+    del x
+    yield f"whole step, {ours}", whole_step(d, ours, device), True
+    if device == "cuda":
+        yield f"whole step, {ours}, not in a graph", whole_step(d, ours, device), False
+    yield "whole step, torch backend", whole_step(d, "torch", device), False
+
+
+def extra_floats(d: int, backend: str) -> float:
+    """CUDA memory at a step's peak beyond x, a gradient, v, v at the anchor, M and the reference, over 4 d bytes."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    step = whole_step(d, backend, "cuda", fresh=True)
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    held = 7  # the six, and the closure's store of gradients
+    return (torch.cuda.max_memory_allocated() - before) / (4 * d) - held
+
+
+def plot(figures: dict[str, dict[str, float]], unit: str, floor: dict[str, float], name: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.8))
+    for label, line in figures.items():
+        mine = "numba" in label or "triton" in label
+        sizes = [int(d) for d in line]
+        axes.loglog(sizes, list(line.values()), "o-" if mine else "s--", lw=2 if mine else 1, label=label)
+    label = f"{BYTES} bytes per parameter at a copy's speed"
+    axes.loglog([int(d) for d in floor], list(floor.values()), "k:", label=label)
+    axes.set(xlabel="parameters d", ylabel=unit)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{name}.png", dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
+    parser.add_argument("--sizes", type=int, nargs="*")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each entry of the table")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
+    on_cpu = given.device == "cpu"
     figures: dict[str, dict[str, float]] = {}
-    for d in given.sizes:
-        source, target = torch.randn(d), torch.empty(d)
-        for name, work in works(d).items():
-            units = in_copies(work, lambda s=source, t=target: t.copy_(s), given.seconds)
-            figures.setdefault(name, {})[str(d)] = round(units, 2)
-            print(f"d = {d:>10,}  {name:28} {units:8.2f} copies", flush=True)
-    if given.save:
-        save(f"step_cpu_{given.threads}", [0], {"threads": given.threads, "unit": "copies of d floats", **figures})
+    floor: dict[str, float] = {}
+    memory: dict[str, dict[str, float]] = {}
+    for d in given.sizes or SIZES[given.device]:
+        source, target = torch.randn(d, device=given.device), torch.empty(d, device=given.device)
+
+        def copy(s: Tensor = source, t: Tensor = target) -> Tensor:
+            return t.copy_(s)
+
+        one = 1.0 if on_cpu else in_microseconds(copy, True, given.seconds)
+        floor[str(d)] = one * BYTES / 8
+        for name, work, in_graph in works(d, given.device):
+            clock = (lambda w, _, s: in_copies(w, copy, s)) if on_cpu else in_microseconds
+            value = clock(work, in_graph, given.seconds)
+            figures.setdefault(name, {})[str(d)] = round(value, 2)
+            print(f"d = {d:>13,}  {name:34} {value:12.2f} {'copies' if on_cpu else 'us'}", flush=True)
+            del work
+            gc.collect()
+        if not on_cpu:
+            figures.setdefault("copy", {})[str(d)] = round(one, 2)
+            for backend in ("triton", "torch"):
+                memory.setdefault(backend, {})[str(d)] = round(extra_floats(d, backend), 3)
+            print(f"d = {d:>13,}  extra floats per parameter at the peak: {memory}", flush=True)
+        del source, target, copy
+        gc.collect()
+    if not given.save:
+        return
+    unit = "copies of d floats" if on_cpu else "microseconds"
+    name = f"step_cpu_{given.threads}" if on_cpu else "step_cuda"
+    about = {"threads": given.threads} if on_cpu else {"extra floats per parameter": memory}
+    save(name, [0], {"unit": unit, f"floor of {BYTES} bytes": floor, **about, "times": figures})
+    plot(figures, unit, floor, name)
 
 
 if __name__ == "__main__":

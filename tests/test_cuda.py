@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import permutation
 import pytest
 import torch
 from cases import METHODS, mlp
@@ -13,10 +14,15 @@ from torch.nn import functional as F
 
 import spidersilk as silk
 from spidersilk import reference
+from spidersilk.kernels import torch_ops
 
 pytestmark = pytest.mark.gpu
 
+if torch.cuda.is_available():
+    from spidersilk.kernels.triton_backend import TritonOps
+
 G = torch.Generator().manual_seed(0)
+BACKENDS = ["torch", "triton"]
 X, Y = torch.randn(64, 6, generator=G), torch.randint(3, (64,), generator=G)
 
 
@@ -45,31 +51,126 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("values", ["random", "tied", "zero"])
-def test_selection(dtype: torch.dtype, values: str) -> None:
+def memories(kind: str, d: int, dtype: torch.dtype) -> Tensor:
     g = torch.Generator().manual_seed(3)
-    memory = {
-        "random": torch.randn(5000, generator=g),
-        "tied": torch.randint(0, 3, (5000,), generator=g).float(),
-        "zero": torch.zeros(5000),
-    }[values].to(dtype)
-    draws = [silk.select(memory.cuda(), 300, 200, generator=torch.Generator("cuda").manual_seed(s)) for s in (1, 1, 2)]
-    assert draws[0].top.tolist() == reference.top(memory.float(), 300)
-    assert torch.equal(draws[0].indices, draws[1].indices)
-    assert not torch.equal(draws[0].random, draws[2].random)
-    random = draws[0].random.tolist()
-    assert len(set(random)) == 200
-    assert not set(random) & set(draws[0].top.tolist())
-    assert random == sorted(random)
+    bits = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}[dtype]
+    return {
+        "random": lambda: torch.randn(d, generator=g).to(dtype),
+        "tied": lambda: torch.randint(-2, 3, (d,), generator=g).to(dtype),
+        "zero": lambda: torch.zeros(d, dtype=dtype),
+        "equal": lambda: torch.full((d,), -1.5, dtype=dtype),
+        "few": lambda: torch.zeros(d, dtype=dtype).index_fill_(0, torch.arange(0, d, 50), 7.0),
+        "denormal": lambda: torch.randint(0, 100, (d,), generator=g).to(bits).view(dtype),
+        "wide": lambda: (torch.randn(d, generator=g) * 10.0 ** torch.randint(-30, 30, (d,), generator=g)).to(dtype),
+    }[kind]()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["random", "tied", "zero", "equal", "few", "denormal", "wide"])
+@pytest.mark.parametrize("d", [1, 7, 1000, 62_006, 1_000_003])
+def test_selection(kind: str, dtype: torch.dtype, d: int) -> None:
+    memory = memories(kind, d, dtype).cuda()
+    for k1, k2 in {(d // 20, d // 20), (max(d // 20, 1), 0), (0, max(d // 20, 1)), (d // 2, d - d // 2), (d, 0)}:
+        draws = [TritonOps().select(memory, k1, k2, seed) for seed in (1, 1, 2)]
+        top, random = draws[0]
+        assert torch.equal(top, torch_ops.top_indices(memory.abs(), k1))
+        assert random.numel() == k2
+        assert bool((random[1:] > random[:-1]).all())
+        assert torch.cat([top, random]).unique().numel() == k1 + k2
+        assert k2 == 0 or 0 <= int(random[0]) <= int(random[-1]) < d
+        assert torch.equal(random, draws[1][1])
+        assert not 0 < k2 < (d - k1) / 2 or d < 1000 or not torch.equal(random, draws[2][1])
+
+
+def test_draws_are_those_of_the_host() -> None:
+    for d, k1, k2, seed, position in (
+        (1000, 50, 60, 5, 0),
+        (62_006, 3101, 3101, 2**62 + 3, 2**40 + 7),
+        (7, 2, 3, 1, 1),
+    ):
+        memory = memories("random", d, torch.float32).cuda()
+        top, random = TritonOps().select(memory, k1, k2, torch.tensor([seed, position]).cuda())
+        rest = torch.ones(d, dtype=torch.bool).index_fill_(0, top.cpu(), False).nonzero().squeeze(1)
+        assert torch.equal(random.cpu(), permutation.drawn(seed, torch.tensor([position]), rest, k2)[0])
+
+
+def test_draws_are_uniform() -> None:
+    """Inclusion counts of 2000 draws: chi-square within 5 standard deviations."""
+    d, k1, k2, calls = 2000, 100, 100, 2000
+    memory, counter, ops = memories("random", d, torch.float32).cuda(), torch.tensor([9, 0]).cuda(), TritonOps()
+    counts = torch.zeros(d, device="cuda", dtype=torch.float64)
+    for _ in range(calls):
+        top, random = ops.select(memory, k1, k2, counter)
+        counts[random] += 1
+    share = k2 / (d - k1)
+    counts[top] = calls * share
+    square = float(((counts - calls * share) ** 2).sum() / (calls * share * (1 - share)))
+    assert abs(square - (d - k1 - 1)) < 5 * (2 * (d - k1 - 1)) ** 0.5
+
+
+CAPTURED = [
+    "sparse-spiderboost",
+    "sparse-svrg",
+    "sparse-svrg, refresh",
+    "sparse-svrg, selected",
+    "sparse-sgd, each step",
+]
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_captured_step_draws_anew_at_each_replay(name: str) -> None:
+    """A graph of one small step, replayed, goes where plain steps go."""
+    models, counters = [], []
+    for captured in (False, True):
+        model = net()
+        optimizer = METHODS[name].make(
+            model.parameters(), 0.05, k1=10, k2=5, generator=torch.Generator().manual_seed(4)
+        )
+        closure_for = closures(model, optimizer)
+        optimizer.step(closure_for(64), anchor=True)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                optimizer.step(closure_for(16), anchor=False)
+        torch.cuda.current_stream().wait_stream(side)
+        if captured:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step(closure_for(16), anchor=False)
+        seen = set()
+        for _ in range(4):
+            graph.replay() if captured else optimizer.step(closure_for(16), anchor=False)
+            seen.add(tuple(optimizer.selection.indices.tolist()))  # type: ignore[union-attr]
+        assert len(seen) == 4
+        optimizer.check()
+        models.append(flat(model))
+        counters.append(optimizer._stream.position)
+    assert counters == [7, 7]
+    torch.testing.assert_close(*models, rtol=0, atol=1e-12)
+
+
+def test_a_capture_that_could_not_replay_its_random_numbers_is_refused() -> None:
+    for layers, match in (((nn.Dropout(0.5),), "dropout"), ((), "before the capture")):
+        model = net(*layers)
+        optimizer = silk.SparseSVRG(model.parameters(), 0.05)
+        closure_for = closures(model, optimizer)
+        optimizer.step(closure_for(64), anchor=True)
+        if layers:
+            optimizer.step(closure_for(16), anchor=False)
+        torch.cuda.synchronize()
+        with pytest.raises(RuntimeError, match=match), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step(closure_for(16), anchor=False)
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", METHODS)
-def test_trajectory_is_that_of_the_reference(name: str) -> None:
+def test_trajectory_is_that_of_the_reference(name: str, backend: str) -> None:
     problem = mlp()
     x0, lr, method = problem.flat_x(), 0.05, METHODS[name]
     model = mlp().model.cuda()
-    optimizer = method.make(model.parameters(), lr, generator=torch.Generator().manual_seed(4))
+    optimizer = method.make(model.parameters(), lr, backend=backend, generator=torch.Generator().manual_seed(4))
     g = torch.Generator().manual_seed(5)
     batches = [torch.randperm(60, generator=g)[: 20 if t % 8 == 0 else 5] for t in range(80)]
     iterates, selections = [], []

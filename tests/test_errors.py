@@ -61,7 +61,7 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "negative weight decay": (lambda: silk.SparseSGD(p(), 0.1, weight_decay=-1.0), "weight_decay = -1.0 must be"),
     "max_norm of 0": (lambda: silk.SVRG(p(), 0.1, max_norm=0.0), "max_norm = 0.0 must be positive"),
     "unknown backend": (lambda: silk.SVRG(p(), 0.1, backend="cuda"), "backend = 'cuda' is not one of 'auto', 'torch'"),
-    "missing backend": (lambda: silk.SVRG(p(), 0.1, backend="triton"), "backend = 'triton' is not in this release"),
+    "missing backend": (lambda: silk.SVRG(p(), 0.1, backend="triton"), "backend = 'triton' cannot be had"),
     "unknown reference": (lambda: reduced("last"), "reference = 'last' is not one of 'previous', 'anchor', None"),
     "unknown move": (lambda: reduced(move="some"), "move = 'some' is not one of 'all', 'selected'"),
     "unknown choose": (lambda: reduced(choose="loop"), "choose = 'loop' is not one of"),

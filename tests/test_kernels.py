@@ -320,7 +320,7 @@ def test_gather_and_scatter(shapes: list[tuple[int, bool]], data: st.DataObject)
     assert torch.equal(ops.gather(pieces, sizes, indices, dtype), whole[indices])
     values = normal(indices.numel(), 2, dtype)
     kept = [torch.zeros(n, dtype=dtype) if p is None else p.clone() for p, n in zip(pieces, sizes, strict=True)]
-    ops.scatter(kept, indices, values)
+    ops.scatter(kept, sizes, indices, values)
     whole[indices] = values
     assert torch.equal(torch.cat(kept), whole)
     for wrong in (-1, sum(sizes)):

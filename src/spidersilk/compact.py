@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spidersilk.flat import Slab
+from spidersilk.kernels.dispatch import Ops
 from spidersilk.selection import Selection
 
 
@@ -42,9 +43,10 @@ class CompactBase:
     M^2.
     """
 
-    def __init__(self, base: Optimizer, slabs: Sequence[Slab], full_state: bool):
+    def __init__(self, base: Optimizer, slabs: Sequence[Slab], full_state: bool, ops: Ops):
         self.base = base
         self.slabs = list(slabs)
+        self.ops = ops
         self.full_state = full_state
         self.twin: Optimizer = object.__new__(type(base))
         self.twin.__dict__.update(base.__dict__)
@@ -98,9 +100,10 @@ class CompactBase:
 
         Where `frozen` (a boolean on the device) is true, the parameters stay as they are.
         """
-        flats = [slab.flatten(slab.params) for slab in self.slabs]
         for part in self._parts:
-            part.param.data = flats[part.slab][part.indices]
+            slab = self.slabs[part.slab]
+            own = [p.detach() for p in slab.params]
+            part.param.data = self.ops.gather(own, slab.sizes, part.indices, slab.dtype)
             gradient = values[part.slab] if part.places is None else values[part.slab][part.places]
             part.param.grad = gradient if frozen is None else torch.where(frozen.to(gradient.device), 0, gradient)
         for group, own in zip(self.twin.param_groups, self.base.param_groups, strict=True):
@@ -111,10 +114,9 @@ class CompactBase:
             moved = part.param.detach()
             if before is not None and frozen is not None:
                 moved = torch.where(frozen.to(moved.device), before[number], moved)
-            flats[part.slab][part.indices] = moved
+            slab = self.slabs[part.slab]
+            self.ops.scatter([p.detach() for p in slab.params], slab.sizes, part.indices, moved)
             part.param.grad = None
-        for slab, flat in zip(self.slabs, flats, strict=True):
-            slab.spread(flat, [p.detach() for p in slab.params])
 
     def state_dict(self) -> dict[str, Any]:
         """What `full_state=False` keeps; with a full state the base holds everything after `flush`."""

@@ -13,8 +13,9 @@ from spidersilk.errors import DivergenceError
 class Guard:
     """Raises what `error(step, inner_step)` makes, before x is touched.
 
-    On CUDA a raise would have to wait for the device. There the first bad step is written to a device variable, `watch`
-    returns a device boolean that keeps x as it is, and the error comes at a later `poll` or at `wait`.
+    On CUDA a raise would have to wait for the device. There a flag on the device keeps x as it is from the first bad
+    step on and tells which it was, and the error comes at a later `poll` or at `wait`. The flag is 0 or the largest of
+    the marks of bad steps; marks fall from step to step.
     """
 
     def __init__(self, devices: Sequence[torch.device], error: Callable[[int, int], DivergenceError]):
@@ -22,8 +23,12 @@ class Guard:
         self._device = next((device for device in devices if device.type == "cuda"), None)
         self._copied: torch.cuda.Event | None = None
         if self._device is not None:
-            self._first_bad = torch.full((2,), -1, dtype=torch.int64, device=self._device)
-            self._on_host = torch.full((2,), -1, dtype=torch.int64).pin_memory()
+            self._flag = torch.zeros(1, dtype=torch.int64, device=self._device)
+            self._on_host = torch.zeros(1, dtype=torch.int64).pin_memory()
+
+    def flag(self, step: int, inner_step: int) -> tuple[Tensor, int] | None:
+        """For a kernel that watches by itself: the flag, and the mark of this step. None on the CPU."""
+        return None if self._device is None else (self._flag, _mark(step, inner_step))
 
     def watch(self, vectors: Sequence[Tensor], step: int, inner_step: int) -> Tensor | None:
         """Check the vectors. On CUDA: a boolean, true from the first step on at which they were not finite."""
@@ -33,33 +38,46 @@ class Guard:
                 raise self._error(step, inner_step)
             return None
         good = torch.stack([f.to(self._device) for f in finite]).all()
-        new = ~good & (self._first_bad[0] < 0)
-        self._first_bad[0].copy_(torch.where(new, step, self._first_bad[0]))
-        self._first_bad[1].copy_(torch.where(new, inner_step, self._first_bad[1]))
+        self._flag.copy_(torch.maximum(self._flag, torch.where(good, 0, _mark(step, inner_step))))
+        self.report()
+        return self._flag[0] != 0
+
+    def report(self) -> None:
+        """Let the flag come to the host when it is ready; within the capture of a graph nothing can."""
+        if self._device is None or torch.cuda.is_current_stream_capturing():
+            return
         if self._copied is None or self._copied.query():  # one copy under way is enough, and it will arrive
-            self._on_host.copy_(self._first_bad, non_blocking=True)
+            self._on_host.copy_(self._flag, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record(torch.cuda.current_stream(self._device))
-        return self._first_bad[0] >= 0
 
     def poll(self) -> None:
         """Raise if the device has already reported a bad step; never waits."""
-        if self._copied is not None and self._copied.query():
+        if self._copied is None or torch.cuda.is_current_stream_capturing():
+            return
+        if self._copied.query():
             self._raise_if_bad()
 
     def wait(self) -> None:
         """Raise if any step so far was bad, waiting for the device."""
         if self._device is not None:
-            self._on_host.copy_(self._first_bad)
+            self._on_host.copy_(self._flag)
             self._raise_if_bad()
 
     def _raise_if_bad(self) -> None:
         self._copied = None
-        step, inner_step = self._on_host.tolist()
-        if step >= 0:
-            self._first_bad.fill_(-1)
-            self._on_host.fill_(-1)
-            raise self._error(step, inner_step)
+        mark = int(self._on_host[0])
+        if mark:
+            self._flag.zero_()
+            self._on_host.zero_()
+            raise self._error(*divmod(_FIRST - mark, _LONGEST))
+
+
+_FIRST, _LONGEST = 1 << 62, 1 << 24  # the mark before all others; no loop is longer
+
+
+def _mark(step: int, inner_step: int) -> int:
+    return _FIRST - step * _LONGEST - min(inner_step, _LONGEST - 1)
 
 
 class Secants:

@@ -56,7 +56,7 @@ class Mechanics:
             memory=choices.sparsity is not None,
             reference=choices.reference is not None,
         )
-        self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all") if selected else None
+        self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all", ops) if selected else None
         self.selections: list[Selection] | None = None
         self._hint: Any = None  # of the backend, on M as its last update left it
 
@@ -100,10 +100,13 @@ class Mechanics:
             self.compact.enter(self.selections, self.vectors.memory)
         return self.selections
 
-    def advance(self, values: list[Tensor], selections: list[Selection | None]) -> bool | None:
+    def advance(
+        self, values: list[Tensor], selections: list[Selection | None], flag: tuple[Tensor, int] | None
+    ) -> bool | None:
         """All of a small step after its gradients in one pass over the vectors, where the backend can.
 
         Returns whether v is finite; if it is not, x is as it was. None: it cannot be done so, and nothing has been.
+        With a `flag`, of a device and with the mark of this step, it is the flag that tells, and True comes back.
         """
         choices, vectors, selection = self.choices, self.vectors, selections[0]
         if not hasattr(self.ops, "advance") or choices.move != "all" or choices.sparsity is None or len(self.slabs) > 1:
@@ -119,6 +122,18 @@ class Mechanics:
         rates = None if choices.max_norm is not None else plain_steps(self.base, self.slabs)
         if choices.reference == "previous":
             vectors.mark_point()
+        if getattr(ops, "draws_on_device", False):
+            flag, told = flag or (torch.zeros(1, dtype=torch.int64, device=values[0].device), 1 << 32), flag is not None
+            ops.advance(*given, decay, *flag)
+            for p in vectors.params:
+                p.grad = None  # that of the closure: its memory is needed below
+            if rates is None or len(set(rates)) > 1:
+                move_all(self.base, self.slabs, vectors.v, choices.max_norm, flag[0][0] != 0)
+                return told or not bool(flag[0])
+            params, sizes = [p.detach() for p in vectors.params], self.slabs[0].sizes
+            for p, g in zip(vectors.params, ops.move(params, sizes, vectors.v[0], rates[0], flag[0]), strict=True):
+                p.grad = g
+            return told or not bool(flag[0])
         if rates is None:
             finite, self._hint = ops.advance(*given, decay)
             if finite:

@@ -45,6 +45,9 @@ class Selection:
     @cached_property
     def indices(self) -> Tensor:
         """All k coordinates: `top`, then `random`."""
+        same = self.top.untyped_storage().data_ptr() == self.random.untyped_storage().data_ptr()
+        if same and self.k1 and self.top.storage_offset() + self.k1 == self.random.storage_offset():
+            return self.top.as_strided((self.k,), (1,))  # they lie one behind the other already
         return torch.cat([self.top, self.random])
 
     def gather(self, y: Tensor) -> Tensor:
@@ -107,12 +110,13 @@ class RTop:
 
     def draw(self, memory: Tensor, sizes: Sequence[int], stream: Stream, ops: Ops, hint: Any = None) -> Selection:
         """Select from `memory`, the concatenation of tensors with `sizes` entries."""
-        seed = stream.next()
+        seed = stream.counter(memory.device) if getattr(ops, "draws_on_device", False) else stream.next()
         if not self.per_tensor:
             return draw(memory, *resolve_counts(self.k1, self.k2, memory.numel()), seed, ops, hint)
         parts: list[Selection] = []
         for number, (piece, size) in enumerate(zip(memory.split(list(sizes)), sizes, strict=True)):
-            parts.append(draw(piece, *self._counts_within(size), mix(seed, number), ops))
+            own = mix(seed, number) if isinstance(seed, int) else seed
+            parts.append(draw(piece, *self._counts_within(size), own, ops))
         return _join(parts, memory)
 
     def _counts_within(self, size: int) -> tuple[int, int]:
@@ -137,7 +141,7 @@ def draw_over(
     return parts
 
 
-def draw(memory: Tensor, k1: int, k2: int, seed: int, ops: Ops = torch_ops, hint: Any = None) -> Selection:
+def draw(memory: Tensor, k1: int, k2: int, seed: int | Tensor, ops: Ops = torch_ops, hint: Any = None) -> Selection:
     """`select` for counts already resolved and memory already checked."""
     d = memory.numel()
     top, random = ops.select(memory, k1, k2, seed, hint)

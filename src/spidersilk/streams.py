@@ -37,18 +37,34 @@ def generator_at(device: torch.device | str, *words: int) -> torch.Generator:
 
 
 class Stream:
-    """A seed and a position; each `next` gives a seed for one draw and moves on by one."""
+    """A seed and a position; each `next` gives a seed for one draw and moves on by one.
+
+    Where draws are made on a device, the position lives there: `counter` gives it to a kernel, which moves it on. So a
+    captured CUDA graph draws anew at each replay.
+    """
 
     def __init__(self, seed: int, position: int = 0):
         self.seed = seed
-        self.position = position
+        self._position = position
+        self._counter: torch.Tensor | None = None
+
+    @property
+    def position(self) -> int:
+        """How many draws were made; waits for the device where they are made there."""
+        return self._position if self._counter is None else int(self._counter[1])
 
     def next(self) -> int:
-        self.position += 1
-        return mix(self.seed, self.position)
+        self._position += 1
+        return mix(self.seed, self._position)
+
+    def counter(self, device: torch.device) -> torch.Tensor:
+        """[seed, position] on the device, in int64."""
+        if self._counter is None:
+            self._counter = torch.tensor([self.seed & (_WORD >> 1), self._position], dtype=torch.int64, device=device)
+        return self._counter
 
     def state_dict(self) -> dict[str, int]:
         return {"seed": self.seed, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.seed, self.position = state["seed"], state["position"]
+        self.seed, self._position, self._counter = state["seed"], state["position"], None

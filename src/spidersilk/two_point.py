@@ -27,6 +27,7 @@ class TwoPoint:
         self.evaluating: str | None = None
         self._devices = sorted({p.device.index or 0 for p in self.params if p.is_cuda})
         self._randomness: list[Tensor] = []
+        self._draws: bool | None = None  # whether the closure was seen to draw random numbers on a CUDA device
         self._buffers: BufferGuard | None = None
         self._seen_values = False
 
@@ -36,6 +37,11 @@ class TwoPoint:
             return self._run(closure, "current")
         if self._buffers is None:
             self._buffers = BufferGuard(self.params)
+        if capturing() and self._draws is not False:
+            raise RuntimeError(
+                "a two-point step within the capture of a CUDA graph: its random numbers cannot be replayed there; "
+                "use a model without dropout and the like, and run a small step before the capture, which shows it"
+            )
         self._randomness = self._random_state()
         with self._buffers.at_current():
             return self._run(closure, "current")
@@ -47,6 +53,9 @@ class TwoPoint:
         """
         assert self._buffers is not None
         after = self._random_state()
+        if not capturing():
+            pairs = zip(after[1:], self._randomness[1:], strict=True)
+            self._draws = bool(self._draws) or not all(torch.equal(a, b) for a, b in pairs)
         self._set_random_state(self._randomness)
         try:
             with swapped(self.params, points), self._buffers.at_reference():
@@ -82,12 +91,20 @@ class TwoPoint:
         return loss
 
     def _random_state(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(i) for i in self._devices)]
+        devices = [] if capturing() else self._devices  # there the devices draw nothing: see `at_current`
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(i) for i in devices)]
 
     def _set_random_state(self, states: list[Tensor]) -> None:
         torch.set_rng_state(states[0])
+        if len(states) == 1:
+            return
         for index, state in zip(self._devices, states[1:], strict=True):
             torch.cuda.set_rng_state(state, index)
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

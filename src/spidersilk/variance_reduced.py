@@ -25,7 +25,7 @@ from spidersilk.planner import theorem_1_step
 from spidersilk.schedule import Adaptive, Anchor, InnerLength, Small, as_inner_length
 from spidersilk.selection import RTop, Selection
 from spidersilk.streams import Stream, fresh_seed, mix
-from spidersilk.two_point import Closure, TwoPoint, loss_of
+from spidersilk.two_point import Closure, TwoPoint, capturing, loss_of
 
 
 class VarianceReduced(Optimizer):
@@ -264,12 +264,14 @@ class VarianceReduced(Optimizer):
                 at_current.sub_(at_point)
         density = sum(x.numel() for x in values) / work.d
         self._queries.add(samples, 1 if self.reference is None else 2, density)
-        if self.reference is not None and inner_step == 1:  # the smoothness that a DivergenceError will tell of
+        if self.reference is not None and inner_step == 1 and not capturing():  # what a DivergenceError will tell of
             self._secants.observe(values, work.vectors.distance())
-        finite = None if small is not None or self._hooks else work.advance(values, selections)
+        watched = small is not None or bool(self._hooks)
+        finite = None if watched else work.advance(values, selections, self._guard.flag(self.steps, inner_step))
         if finite is not None:
             if not finite:
                 raise self._divergence(self.steps, inner_step)
+            self._guard.report()
             self._done(inner_step)
             return loss
         estimates = work.estimate(values, selections)

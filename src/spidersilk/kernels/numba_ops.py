@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spidersilk.kernels import numba_selection, numba_updates
+from spidersilk.kernels import numba_selection, numba_updates, torch_ops
 from spidersilk.kernels.numba_scalars import BIN_BITS, BLOCK
 
 PARALLEL_FROM = 1 << 20
@@ -50,7 +50,8 @@ def select(memory: Tensor, k1: int, k2: int, seed: int, histogram: np.ndarray | 
         taken[-1] |= np.uint64(2**64 - (1 << d % 64))  # there are no entries behind the last
     if drawn := d - k1 - k2 if flipped else k2:
         numba_selection.draw(taken, d, drawn, np.uint64(seed & (2**64 - 1)))
-    top, random = torch.empty(k1, dtype=torch.int64), torch.empty(k2, dtype=torch.int64)
+    both = torch.empty(k1 + k2, dtype=torch.int64)
+    top, random = both[:k1], both[k1:]
     ranges = _ranges(d, 64)
     ends = np.zeros((len(ranges) + 1, 2), np.int64)
     ends[-1] = k1, k2
@@ -228,10 +229,13 @@ def gather(
     return out
 
 
-def scatter(pieces: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
-    """Write `values` at flat `indices`, distinct ones, into the pieces."""
+def scatter(pieces: Sequence[Tensor], sizes: Sequence[int], indices: Tensor, values: Tensor) -> None:
+    """Write `values` at flat `indices`, distinct ones, into the pieces, as if concatenated."""
+    if not all(p.is_contiguous() for p in pieces):
+        torch_ops.scatter(pieces, sizes, indices, values)
+        return
     _check_pairs(indices, values)
-    addresses, offsets = _pieces(pieces, values.dtype, "pieces")
+    addresses, offsets = _pieces(pieces, values.dtype, "pieces", sizes)
     _share(numba_updates.scatter, _ranges(values.numel()), addresses, offsets, _array(indices), _bits(values))
 
 
@@ -243,7 +247,7 @@ def add_at(target: Tensor, indices: Tensor, values: Tensor) -> None:
 
 def put_at(target: Tensor, indices: Tensor, values: Tensor) -> None:
     """target[indices] = values, for distinct indices."""
-    scatter([target], indices, values)
+    scatter([target], [target.numel()], indices, values)
 
 
 def blend(memory: Tensor, estimate: Tensor, decay: float) -> np.ndarray | None:

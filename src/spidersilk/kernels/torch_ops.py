@@ -48,6 +48,14 @@ def gather(pieces: Sequence[Tensor | None], sizes: Sequence[int], indices: Tenso
     return torch.cat(flat)[indices]
 
 
+def scatter(pieces: Sequence[Tensor], sizes: Sequence[int], indices: Tensor, values: Tensor) -> None:
+    """Write `values` at flat `indices`, distinct ones, into the pieces, as if concatenated."""
+    flat = torch.cat([piece.reshape(-1) for piece in pieces])
+    flat[indices] = values
+    for piece, part in zip(pieces, flat.split(list(sizes)), strict=True):
+        piece.copy_(part.view(piece.shape))
+
+
 def add_at(target: Tensor, indices: Tensor, values: Tensor) -> None:
     """target[indices] += values, for distinct indices."""
     target.index_add_(0, indices, values)

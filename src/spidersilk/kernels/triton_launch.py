@@ -1,0 +1,46 @@
+"""Launching Triton kernels cheaply: Triton's own launch once, then the compiled kernel with plain addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_READY: dict[Any, tuple[Callable[..., None], tuple[None, ...]]] = {}
+
+
+def launch(
+    key: Any,
+    kernel: Any,
+    grid: int,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[float],
+    options: Callable[[], dict[str, Any]],
+) -> None:
+    """Launch kernel[grid](*tensors, *numbers, **options()), whose parameters have that order, tensors first.
+
+    `key` tells apart whatever Triton would compile apart, the grid and the device: dtypes, options, and integers below
+    and from 2^31 on (kernels must not specialize on numbers otherwise). Triton also compiles apart which addresses are
+    multiples of 16; that is added to the key here, unless all are.
+    """
+    device = tensors[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(key, kernel, grid, tensors, numbers, options)
+        return
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    together = 0
+    for address in addresses:
+        together |= address
+    if together & 15:
+        key = (key, *[address & 15 == 0 for address in addresses])
+    ready = _READY.get(key)
+    if ready is not None:
+        ready[0](*addresses, *numbers, *ready[1])
+        return
+    compiled = kernel[grid,](*tensors, *numbers, **options())
+    if compiled is not None:  # None: from the interpreter
+        constants = len(kernel.arg_names) - len(tensors) - len(numbers)
+        _READY[key] = compiled[(grid, 1, 1)], (None,) * constants
