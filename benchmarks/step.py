@@ -187,8 +187,7 @@ def main() -> None:
         one = 1.0 if on_cpu else in_microseconds(copy, True, given.seconds)
         floor[str(d)] = one * BYTES / 8
         for name, work, in_graph in works(d, given.device):
-            clock = (lambda w, _, s: in_copies(w, copy, s)) if on_cpu else in_microseconds
-            value = clock(work, in_graph, given.seconds)
+            value = in_copies(work, copy, given.seconds) if on_cpu else in_microseconds(work, in_graph, given.seconds)
             figures.setdefault(name, {})[str(d)] = round(value, 2)
             print(f"d = {d:>13,}  {name:34} {value:12.2f} {'copies' if on_cpu else 'us'}", flush=True)
             del work
@@ -198,7 +197,7 @@ def main() -> None:
             for backend in ("triton", "torch"):
                 memory.setdefault(backend, {})[str(d)] = round(extra_floats(d, backend), 3)
             print(f"d = {d:>13,}  extra floats per parameter at the peak: {memory}", flush=True)
-        del source, target, copy
+        del source, target
         gc.collect()
     if not given.save:
         return

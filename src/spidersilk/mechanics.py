@@ -57,6 +57,8 @@ class Mechanics:
             reference=choices.reference is not None,
         )
         self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all", ops) if selected else None
+        if getattr(ops, "draws_on_device", False):
+            stream.counter(self.slabs[0].device)  # now: a graph that is being captured could not make it
         self.selections: list[Selection] | None = None
         self._hint: Any = None  # of the backend, on M as its last update left it
 

@@ -175,10 +175,10 @@ def _draw_tile(
         tops |= tl.sum((keys > threshold).to(tl.uint32) << bit, axis=1)
         again = keys == tie
         if DRAWS:
-            place = random_numbers(low_word + lanes.to(tl.uint32), high_word, word0, word1) - sure - 1
+            r = random_numbers(low_word + lanes.to(tl.uint32), high_word, word0, word1)
             rest = (keys <= lower) if FULL else (keys <= lower) & (keys >= 0)
-            draws |= tl.sum((rest & (place < 0)).to(tl.uint32) << bit, axis=1)
-            again = again | (rest & (place >= 0) & (place < most - sure))
+            draws |= tl.sum((rest & (r <= sure)).to(tl.uint32) << bit, axis=1)
+            again = again | (rest & (r > sure) & (r <= most))
         open_ones |= tl.sum(again.to(tl.uint32) << bit, axis=1)
     while tl.max((open_ones != 0).to(tl.int32), axis=0) > 0:
         there = open_ones != 0
@@ -191,10 +191,11 @@ def _draw_tile(
         known = level & (open_ == 0)
         tops |= (known & (index <= cut_index)).to(tl.uint32) << which.to(tl.uint32)
         if DRAWS:
-            own = random_numbers(low_word + lane.to(tl.uint32), high_word, word0, word1) - sure - 1
+            own = random_numbers(low_word + lane.to(tl.uint32), high_word, word0, word1)
             free = there & ((level == 0) | (known & (index > cut_index)))
-            draws |= (free & (own < 0)).to(tl.uint32) << which.to(tl.uint32)
-            _list(own, index, free & (own >= 0) & (own < most - sure), shift, index_bits, counts, lists)
+            draws |= (free & (own <= sure)).to(tl.uint32) << which.to(tl.uint32)
+            listed = free & (own > sure) & (own <= most)
+            _list(tl.where(listed, own - sure - 1, 0), index, listed, shift, index_bits, counts, lists)
     here = at // 32 + rows
     tl.store(top_bits + here, tops.to(tl.int32, bitcast=True))
     if DRAWS:
