@@ -387,7 +387,9 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def revision() -> str:
-    """The git revision of the source, where it is a checkout."""
+    """The git revision of the source, where it is a checkout; SPIDERSILK_REVISION tells it of a copy."""
+    if told := os.environ.get("SPIDERSILK_REVISION"):
+        return told
     here = Path(__file__).parent
     try:
         done = subprocess.run(
