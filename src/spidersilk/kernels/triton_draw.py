@@ -2,7 +2,7 @@
 
 Every coordinate has a random number of 31 bits, a hash of its index and of the counter. The random part are the k2
 coordinates outside the top part with the smallest pairs (random number, index). Their number below a value is binomial,
-so all up to `sure` are drawn but for a chance below 1e-15, and the last of them is at most `most`; `draw` marks the
+so all up to `sure` are drawn but for a chance below 1e-15, and the last is among the `span` + 1 numbers behind it; `draw` marks the
 first and lists those in between, a few standard deviations; `settle` finds the last one drawn. Should chance have it
 otherwise, the first k2 coordinates from the left are taken, so that sizes and indices hold in any case.
 
@@ -127,7 +127,7 @@ def _list(place, index, which, shift, index_bits, counts_ptr, lists_ptr):
 
 @triton.jit
 def _settle_ties(
-    scratch_ptr, counts, lists, top_bits, drawn_bits, wanted, programs, tiles, sure, most, shift, index_bits, word0,
+    scratch_ptr, counts, lists, top_bits, drawn_bits, wanted, programs, tiles, sure, span, shift, index_bits, word0,
     word1, BINS: tl.constexpr, TILE: tl.constexpr, NARROW: tl.constexpr, DRAWS: tl.constexpr,
 ):  # fmt: skip
     """Give the few coordinates at the threshold to the top part, to those surely drawn, or to the lists."""
@@ -142,17 +142,18 @@ def _settle_ties(
     _mark(top_bits, index, is_top)
     tl.atomic_add(scratch_ptr + TOTALS + owner, one, mask=is_top, sem="relaxed")
     if DRAWS:
-        r = random_numbers((index & 0xFFFFFFFF).to(tl.uint32), (index >> 32).to(tl.uint32), word0, word1)
-        drawn = there & (rank >= wanted) & (r <= sure)
+        low, high = (index & 0xFFFFFFFF).to(tl.uint32), (index >> 32).to(tl.uint32)
+        place = random_numbers(low, high, word0, word1) - sure - 1
+        drawn = there & (rank >= wanted) & (place < 0)
         _mark(drawn_bits, index, drawn)
         tl.atomic_add(scratch_ptr + TOTALS + ROW + owner, one, mask=drawn, sem="relaxed")
-        listed = there & (rank >= wanted) & (r > sure) & (r <= most)
-        _list(tl.where(listed, r - sure - 1, 0), index, listed, shift, index_bits, counts, lists)
+        listed = there & (rank >= wanted) & (place >= 0) & (place <= span)
+        _list(place, index, listed, shift, index_bits, counts, lists)
 
 
 @triton.jit
 def _draw_tile(
-    memory_ptr, at, left, threshold, lower, tie, open_, cut_index, sure, most, shift, index_bits, word0, word1,
+    memory_ptr, at, left, threshold, lower, tie, open_, cut_index, sure, span, shift, index_bits, word0, word1,
     counts, lists, top_bits, drawn_bits,
     BINS: tl.constexpr, WORDS: tl.constexpr, MAX: tl.constexpr, DRAWS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -175,10 +176,10 @@ def _draw_tile(
         tops |= tl.sum((keys > threshold).to(tl.uint32) << bit, axis=1)
         again = keys == tie
         if DRAWS:
-            r = random_numbers(low_word + lanes.to(tl.uint32), high_word, word0, word1)
+            place = random_numbers(low_word + lanes.to(tl.uint32), high_word, word0, word1) - sure - 1
             rest = (keys <= lower) if FULL else (keys <= lower) & (keys >= 0)
-            draws |= tl.sum((rest & (r <= sure)).to(tl.uint32) << bit, axis=1)
-            again = again | (rest & (r > sure) & (r <= most))
+            draws |= tl.sum((rest & (place < 0)).to(tl.uint32) << bit, axis=1)
+            again = again | (rest & (place >= 0) & (place <= span))
         open_ones |= tl.sum(again.to(tl.uint32) << bit, axis=1)
     while tl.max((open_ones != 0).to(tl.int32), axis=0) > 0:
         there = open_ones != 0
@@ -191,11 +192,10 @@ def _draw_tile(
         known = level & (open_ == 0)
         tops |= (known & (index <= cut_index)).to(tl.uint32) << which.to(tl.uint32)
         if DRAWS:
-            own = random_numbers(low_word + lane.to(tl.uint32), high_word, word0, word1)
+            own = random_numbers(low_word + lane.to(tl.uint32), high_word, word0, word1) - sure - 1
             free = there & ((level == 0) | (known & (index > cut_index)))
-            draws |= (free & (own <= sure)).to(tl.uint32) << which.to(tl.uint32)
-            listed = free & (own > sure) & (own <= most)
-            _list(tl.where(listed, own - sure - 1, 0), index, listed, shift, index_bits, counts, lists)
+            draws |= (free & (own < 0)).to(tl.uint32) << which.to(tl.uint32)
+            _list(own, index, free & (own >= 0) & (own <= span), shift, index_bits, counts, lists)
     here = at // 32 + rows
     tl.store(top_bits + here, tops.to(tl.int32, bitcast=True))
     if DRAWS:
@@ -203,7 +203,7 @@ def _draw_tile(
     return ones(tops), ones(draws)
 
 
-@triton.jit(do_not_specialize=["d", "tiles", "sure", "most", "shift", "index_bits"])
+@triton.jit(do_not_specialize=["d", "tiles", "sure", "span", "shift", "index_bits"])
 def draw(
     memory_ptr,
     scratch_ptr,
@@ -211,7 +211,7 @@ def draw(
     d,
     tiles,
     sure,
-    most,
+    span,
     shift,
     index_bits,
     LISTS_AT: tl.constexpr,
@@ -242,14 +242,14 @@ def draw(
         at = tl.cast(tile, tl.int64) * (32 * WORDS)
         if d - at >= 32 * WORDS:
             new_tops, new_draws = _draw_tile(
-                memory_ptr, at, d - at, threshold, lower, tie, open_, cut_index, sure, most, shift, index_bits, word0,
+                memory_ptr, at, d - at, threshold, lower, tie, open_, cut_index, sure, span, shift, index_bits, word0,
                 word1, counts, lists, top_bits, drawn_bits, BINS, WORDS, MAX, DRAWS, True,
             )  # fmt: skip
             tops += new_tops
             draws += new_draws
         else:
             new_tops, new_draws = _draw_tile(
-                memory_ptr, at, d - at, threshold, lower, tie, open_, cut_index, sure, most, shift, index_bits, word0,
+                memory_ptr, at, d - at, threshold, lower, tie, open_, cut_index, sure, span, shift, index_bits, word0,
                 word1, counts, lists, top_bits, drawn_bits, BINS, WORDS, MAX, DRAWS, False,
             )  # fmt: skip
             tops += new_tops
@@ -259,7 +259,7 @@ def draw(
     if is_last(scratch_ptr, 9):
         if open_:
             _settle_ties(
-                scratch_ptr, counts, lists, top_bits, drawn_bits, wanted, programs, tiles, sure, most, shift,
+                scratch_ptr, counts, lists, top_bits, drawn_bits, wanted, programs, tiles, sure, span, shift,
                 index_bits, word0, word1, BINS, 32 * WORDS, NARROW, DRAWS,
             )  # fmt: skip
             tl.debug_barrier()

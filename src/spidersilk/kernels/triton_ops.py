@@ -22,8 +22,8 @@ from spidersilk.kernels.triton_launch import launch
 TILE = 1024  # coordinates that a program of `select` handles at a time; a power of two, 64 ... 16,384
 WARPS = 4  # of such a program
 BITS = 128  # 32 coordinates each that a program handles at a time in the passes that work with bitmaps
-PROGRAMS = 792  # of a pass of `select`, at most 2047: as many as fit at once, 6 for each multiprocessor of an H200
-REGISTERS: int | None = 80  # at most for each thread, so that they fit; None: no limit. For float64 there is none
+PROGRAMS = 924  # of a pass of `select`, at most 2047: 7 for each multiprocessor of an H200
+REGISTERS: int | None = None  # at most for each thread; None: no limit. For float64 there is none
 ADVANCE_TILE, ADVANCE_WARPS, ADVANCE_PROGRAMS, ADVANCE_REGISTERS = 2048, 8, 528, 64  # the same of `advance`
 MOVE_TILE, MOVE_WARPS = 4096, 8  # of `move`
 BLOCK = 1024  # selected coordinates for each program
@@ -87,7 +87,7 @@ def _plan(
     big, tiles, many_tiles = d >= 1 << 31, _ceil(d, tile), _ceil(d, 32 * bits)
     entries = _WHOLE[0] + levels * _WHOLE[1]
     lists_at = triton_sample.TABLES.value + (entries if big else entries // 2)
-    sure, most, shift, bins = _draw_bounds(d - k1, k2, spread)
+    sure, span, shift, bins = _draw_bounds(d - k1, k2, spread)
     cleared = lists_at + (bins + 2) // 2
     bitmaps_at = cleared + bins * triton_draw.SLOTS.value + triton_draw.TIES.value
     most_programs = min(most_programs, triton_sample.ROW.value - 1)
@@ -114,8 +114,8 @@ def _plan(
     narrow = (many_tiles + 1) * runs < 1 << 31
     where = {"LISTS_AT": lists_at, "BITMAPS_AT": bitmaps_at, "BINS": bins, "WORDS": bits, "NARROW": narrow}
     index_bits, own = (d - 1).bit_length(), min(bins, 16)
-    assert index_bits + (most - sure).bit_length() < 64
-    numbers = (d, many_tiles, sure, most, shift, index_bits)
+    assert index_bits + span.bit_length() < 64
+    numbers = (d, many_tiles, sure, span, shift, index_bits)
     steps.append(_Step(triton_draw.draw, runs, numbers, LEVELS=levels, DRAWS=k2 > 0, **where, **common))
     if k2:
         numbers = (runs, many_tiles, k2, index_bits)
@@ -133,21 +133,20 @@ def _ranks(sample: int, k1: int, d: int, up: float, down: float) -> tuple[int, i
 
 
 def _draw_bounds(n: int, k2: int, spread: float) -> tuple[int, int, int, int]:
-    """Of n random numbers of 31 bits: up to where all are surely among the k2 smallest, and up to where some may be.
+    """Of n random numbers of 31 bits: up to where all are surely among the k2 smallest, and how many more to look at.
 
-    Then how many low bits to drop for the bins of those in between, and how many bins: about 16 numbers in each.
+    Then how many low bits to drop for the bins of those, and how many bins: at most 16 numbers are expected in each.
     """
     if k2 in (0, n):
-        return (1 << 31) - 1, (1 << 31) - 1, 0, 1
-    deviation = math.sqrt(k2 * (1 - k2 / n))
-    margin = spread * (deviation + 5)
+        return (1 << 31) - 1, 0, 0, 1
+    margin = spread * (math.sqrt(k2 * (1 - k2 / n)) + 5)
     sure = max(math.floor((k2 - margin) / n * 2**31), 0) - 1
     most = min(math.ceil((k2 + margin) / n * 2**31), 1 << 31) - 1
-    share = n / 2**31
-    shift = max((most - sure - 1).bit_length(), 0)
-    while shift and share * (1 << shift) > 16:
+    span = max(most - sure - 1, 0)
+    shift = span.bit_length()
+    while shift and n / 2**31 * (1 << shift) > 16:
         shift -= 1
-    return sure, most, shift, _power(((most - sure - 1) >> shift) + 1)
+    return sure, span, shift, _power((span >> shift) + 1)
 
 
 def advance(
