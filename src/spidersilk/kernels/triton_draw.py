@@ -2,8 +2,8 @@
 
 Every coordinate has a random number of 31 bits, a hash of its index and of the counter. The random part are the k2
 coordinates outside the top part with the smallest pairs (random number, index). Their number below a value is binomial,
-so all up to `sure` are drawn but for a chance below 1e-15, and the last is among the `span` + 1 numbers behind it; `draw` marks the
-first and lists those in between, a few standard deviations; `settle` finds the last one drawn. Should chance have it
+so all up to `sure` are drawn but for a chance below 1e-15, and the last one drawn is at most `span` + 1 behind. `draw`
+marks the first and lists those in between, a few standard deviations; `settle` finds the last. Should chance have it
 otherwise, the first k2 coordinates from the left are taken, so that sizes and indices hold in any case.
 
 Of the coordinates at the threshold the first `wanted` are in the top part, up to the index CUT. Usually they are few:
