@@ -1,6 +1,7 @@
 """The step outside the gradient: selection and the whole of it, against what else there is; medians.
 
-python benchmarks/step.py --save                  # CPU, one thread; --threads 2 for two
+python benchmarks/step.py --save                  # CPU, one thread
+python benchmarks/step.py --threads 2 --save      # how much faster two threads are than one
 python benchmarks/step.py --device cuda --save    # a CUDA device
 
 On a CPU times are in units of one copy of d floats, measured in turn with it; on CUDA they are microseconds, and what a
@@ -49,6 +50,29 @@ def _clock(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def scaling(d: int, threads: int, seconds: float) -> dict[str, float]:
+    """The median time with one thread over that with several, taken in turns, of a copy, a selection and a step."""
+    source, target = torch.randn(d), torch.empty(d)
+    memory, k, ops = source.abs(), -(-d // 20), dispatch.find("numba", [(source.device, source.dtype)])
+    both: dict[str, Callable[[], object]] = {
+        "copy": lambda: target.copy_(source),
+        "select, numba": lambda: ops.select(memory, k, k, 1),
+        "whole step, numba": whole_step(d, "numba", "cpu"),
+    }
+    found = {}
+    for name, work in both.items():
+        times: dict[int, list[float]] = {1: [], threads: []}
+        start = time.perf_counter()
+        while len(times[1]) < 10 or time.perf_counter() - start < seconds:
+            for number in (1, threads):
+                torch.set_num_threads(number)
+                work()
+                times[number].append(_clock(work))
+        found[name] = round(statistics.median(times[1]) / statistics.median(times[threads]), 2)
+        print(f"d = {d:>13,}  {name:34} {found[name]:6.2f} times faster with {threads} threads", flush=True)
+    return found
 
 
 def in_microseconds(work: Callable[[], object], in_graph: bool, seconds: float) -> float:
@@ -175,6 +199,12 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     on_cpu = given.device == "cpu"
+    if on_cpu and given.threads > 1:
+        sizes = given.sizes or SIZES["cpu"][2:]
+        ratios = {str(d): scaling(d, given.threads, 5 * given.seconds) for d in sizes}
+        if given.save:
+            save(f"step_cpu_{given.threads}", [0], {"threads": given.threads, "times faster than one thread": ratios})
+        return
     figures: dict[str, dict[str, float]] = {}
     floor: dict[str, float] = {}
     memory: dict[str, dict[str, float]] = {}
@@ -184,7 +214,7 @@ def main() -> None:
         def copy(s: Tensor = source, t: Tensor = target) -> Tensor:
             return t.copy_(s)
 
-        one = 1.0 if on_cpu else in_microseconds(copy, True, given.seconds)
+        one = 1.0 if on_cpu else in_microseconds(copy, False, given.seconds)  # a graph would copy by other means
         floor[str(d)] = one * BYTES / 8
         for name, work, in_graph in works(d, given.device):
             value = in_copies(work, copy, given.seconds) if on_cpu else in_microseconds(work, in_graph, given.seconds)
@@ -202,8 +232,8 @@ def main() -> None:
     if not given.save:
         return
     unit = "copies of d floats" if on_cpu else "microseconds"
-    name = f"step_cpu_{given.threads}" if on_cpu else "step_cuda"
-    about = {"threads": given.threads} if on_cpu else {"extra floats per parameter": memory}
+    name = "step_cpu_1" if on_cpu else "step_cuda"
+    about = {"threads": 1} if on_cpu else {"extra floats per parameter": memory}
     save(name, [0], {"unit": unit, f"floor of {BYTES} bytes": floor, **about, "times": figures})
     plot(figures, unit, floor, name)
 
