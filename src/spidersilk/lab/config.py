@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from spidersilk.checks import check_choice
 from spidersilk.lab import optimizers
 from spidersilk.lab.tasks import find, nearest
 
@@ -57,6 +58,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         find(self.task)
         optimizers.find(self.optimizer)
+        check_choice("groups", self.groups, ("rows", None))
         for name in ("budget", "eval_every"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive: it is in queries over N")
