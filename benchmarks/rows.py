@@ -19,8 +19,10 @@ from spidersilk.lab.config import RunConfig
 
 METHODS = {
     "SparseSVRG": {"optimizer": "sparse-svrg", "k1": 0.05, "k2": 0.05, "inner_steps": 10},
+    "SparseSVRG, selected": {"optimizer": "sparse-svrg-selected", "k1": 0.05, "k2": 0.05, "inner_steps": 10},
     "SparseSGD": {"optimizer": "sparse-sgd", "k1": 0.1, "k2": 0.0, "inner_steps": 50},
 }
+STEPS = {"SparseSVRG": [0.025, 0.05, 0.1], "SparseSVRG, selected": [0.1, 0.2], "SparseSGD": [0.1, 0.2]}
 
 
 def config(method: str, groups: str | None, lr: float, seed: int, budget: float) -> RunConfig:
@@ -34,7 +36,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--budget", type=float, default=1.0)
-    parser.add_argument("--lr", type=float, nargs="+", default=[0.1, 0.2])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--to", type=Path, default=RESULTS)
@@ -47,7 +48,7 @@ def main() -> None:
             for groups in (None, "rows"):
                 name = groups or "coordinates"
                 losses[name] = {}
-                for lr in given.lr:
+                for lr in STEPS[method]:
                     configs = [config(method, groups, lr, seed, given.budget) for seed in range(given.seeds)]
                     told = batch.run_all(configs, Path(folder), jobs=given.jobs, resume=False, console=Console())
                     lasts = [summary["last"] for summary in told]
