@@ -22,7 +22,11 @@ METHODS = {
     "SparseSVRG, selected": {"optimizer": "sparse-svrg-selected", "k1": 0.05, "k2": 0.05, "inner_steps": 10},
     "SparseSGD": {"optimizer": "sparse-sgd", "k1": 0.1, "k2": 0.0, "inner_steps": 50},
 }
-STEPS = {"SparseSVRG": [0.025, 0.05, 0.1], "SparseSVRG, selected": [0.1, 0.2], "SparseSGD": [0.1, 0.2]}
+STEPS = {  # of coordinates, and of rows: at 0.05 and above the rescaled rows of SparseSVRG diverge
+    "SparseSVRG": {None: [0.05, 0.1], "rows": [0.005, 0.01, 0.025]},
+    "SparseSVRG, selected": {None: [0.1, 0.2], "rows": [0.1, 0.2]},
+    "SparseSGD": {None: [0.1, 0.2], "rows": [0.1, 0.2]},
+}
 
 
 def config(method: str, groups: str | None, lr: float, seed: int, budget: float) -> RunConfig:
@@ -48,7 +52,7 @@ def main() -> None:
             for groups in (None, "rows"):
                 name = groups or "coordinates"
                 losses[name] = {}
-                for lr in STEPS[method]:
+                for lr in STEPS[method][groups]:
                     configs = [config(method, groups, lr, seed, given.budget) for seed in range(given.seeds)]
                     told = batch.run_all(configs, Path(folder), jobs=given.jobs, resume=False, console=Console())
                     lasts = [summary["last"] for summary in told]
