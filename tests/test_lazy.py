@@ -169,6 +169,25 @@ def test_looking_up_and_saving_see_rows_that_are_up_to_date() -> None:
         torch.testing.assert_close(other(users, items), scores, rtol=0, atol=1e-12)
 
 
+def test_lookups_of_any_kind_and_letting_go_of_the_model() -> None:
+    model, pairs = problem()
+    optimizer = silk.LazySVRG(model, 0.5, 0.1, 0.1, generator=torch.Generator().manual_seed(3))
+    train(model, optimizer, pairs, stop=20)
+    twin, _ = problem()
+    again = silk.LazySVRG(twin, 0.5, 0.1, 0.1, generator=torch.Generator().manual_seed(3))
+    train(twin, again, pairs, stop=20)
+    with torch.inference_mode():
+        early = model.item(torch.arange(ITEMS, dtype=torch.int32).view(2, -1)).reshape(ITEMS, RANK).clone()
+    again.close()
+    torch.testing.assert_close(early, twin.item.weight.detach(), rtol=0, atol=1e-12)
+    optimizer.flush()
+    torch.testing.assert_close(x_of(model), x_of(twin), rtol=0, atol=1e-12)
+    assert not twin.item._forward_pre_hooks
+    assert torch.equal(x_of(copy.deepcopy(twin)), x_of(twin))
+    with pytest.raises(RuntimeError, match="is closed"):
+        again.step(closure_of(twin, pairs[:3]), anchor=True)
+
+
 @pytest.mark.parametrize("choose", ["step", "anchor"])
 def test_saved_and_loaded_in_the_middle_of_a_loop(choose: str) -> None:
     options: dict[str, Any] = {"k1": 0.1, "k2": 0.1, "choose": choose}

@@ -31,7 +31,7 @@ class LazySVRG(Optimizer):
 
     Tables are the `nn.Embedding` and `nn.EmbeddingBag` modules of `model` with sparse=True; other parameters are moved
     at each step as always. Looking a row up through its module brings it up to date, and so does `state_dict` of the
-    model, for all rows; call `flush()` before reading `weight` directly.
+    model, for all rows; call `flush()` before reading `weight` directly, and `close()` to be done with the model.
 
     M is kept as its sum over each row, which is all that a selection of rows needs. After a step `p.grad` is None.
     """
@@ -68,8 +68,7 @@ class LazySVRG(Optimizer):
             self._slab, self.sparsity, dispatch.find(backend, [(self._slab.device, self._slab.dtype)])
         )
         self._points = TwoPoint(self._slab.params)
-        self._has_memory = False
-        self._has_selection = False
+        self._has_memory = self._has_selection = self._closed = False
         self._handles = [h for module in model.modules() if _is_table(module) for h in self._watch(module)]
 
     def _watch(self, module: nn.Module) -> list[Any]:
@@ -85,7 +84,7 @@ class LazySVRG(Optimizer):
         def read(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._points.evaluating != "reference":  # the anchor point does not move
                 indices = args[0] if args else kwargs["input"]
-                self._rows.catch_up(number, indices.reshape(-1))
+                self._rows.catch_up(number, indices.reshape(-1).long())
 
         return [
             module.register_forward_pre_hook(read, with_kwargs=True),
@@ -118,6 +117,13 @@ class LazySVRG(Optimizer):
         """Bring all rows up to date. Changes nothing but rounding."""
         self._rows.flush()
 
+    def close(self) -> None:
+        """Bring all rows up to date and let go of the model, which is then a plain one: before it is copied, say."""
+        self.flush()
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self.param_groups:
             raise RuntimeError("a LazySVRG has the parameters of its model: make a new one for another model")
@@ -130,6 +136,8 @@ class LazySVRG(Optimizer):
         self, closure: Closure, anchor: bool | Anchor, samples: int | None = None
     ) -> Any:
         """One update; returns the closure's loss at the current point. The arguments are those of `SparseSVRG`."""
+        if self._closed:
+            raise RuntimeError("this LazySVRG is closed, its tables are not watched: make a new one")
         if not isinstance(anchor, bool | Anchor):
             raise ValueError(f"anchor = {anchor!r} must be True, False, or what an AnchorLoader of fixed loops yields")
         if anchor:
@@ -169,7 +177,7 @@ class LazySVRG(Optimizer):
             rows.draw(self._stream.next())
             self._has_selection = True
         loss = self._points.at_current(closure, then_reference=True)
-        current = self._slab.gradients()
+        current = [None if g is None else g.clone() for g in self._slab.gradients()]  # the closure may use them again
         self._points.at_reference(closure, rows.points)
         touched = [rows.difference(i, *g) for i, g in enumerate(zip(current, self._slab.gradients(), strict=True))]
         self._queries.add(samples, 2, rows.density)
