@@ -10,7 +10,7 @@ from torch import Tensor
 from spidersilk.flat import Slab
 from spidersilk.kernels import dispatch
 from spidersilk.rows import RowLayout
-from spidersilk.selection import RTop, row_counts
+from spidersilk.selection import RTop, counts_within
 from spidersilk.streams import mix
 
 
@@ -25,7 +25,7 @@ class LaggingRows:
         layout = RowLayout([p.shape for p in slab.params], slab.device, sparsity.per_tensor)
         self.shapes = layout.shapes
         self.classes = layout.classes
-        self.counts = [row_counts(sparsity.k1, sparsity.k2, c.count) for c in self.classes]
+        self.counts = [counts_within(sparsity.k1, sparsity.k2, c.count) for c in self.classes]
         self.density = sum(sum(n) * c.length for n, c in zip(self.counts, self.classes, strict=True)) / slab.d
         self.is_table = [False] * len(slab.params)
         self.v = slab.zeros()

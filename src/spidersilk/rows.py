@@ -68,7 +68,7 @@ class RowClass:
         """The sum of |memory| over each row. Rows compared have one length: their means are in the same order."""
         dtype = torch.float32 if memory.dtype in (torch.float16, torch.bfloat16) else memory.dtype
         sums = [
-            torch.linalg.vector_norm(memory[at : at + n * self.length].view(n, self.length), 1, dim=1, dtype=dtype)
+            torch.linalg.vector_norm(memory[at : at + n * self.length].reshape(n, self.length), 1, dim=1, dtype=dtype)
             for at, n in self.pieces
         ]
         return sums[0] if len(sums) == 1 else torch.cat(sums)

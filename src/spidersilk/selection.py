@@ -128,11 +128,15 @@ class RTop:
 
     def density(self, shapes: Sequence[Sequence[int]]) -> float:
         """k/d for tensors with `shapes`."""
-        d = sum(math.prod(shape) for shape in shapes)
+        sizes = [math.prod(shape) for shape in shapes]
         rows = self.layout(shapes, torch.device("cpu"))
-        if rows is None:
-            return sum(resolve_counts(self.k1, self.k2, d)) / d
-        return sum(sum(row_counts(self.k1, self.k2, c.count)) * c.length for c in rows.classes) / d
+        if rows is not None:
+            k = sum(sum(counts_within(self.k1, self.k2, c.count)) * c.length for c in rows.classes)
+        elif self.per_tensor:
+            k = sum(sum(counts_within(self.k1, self.k2, size)) for size in sizes)
+        else:
+            k = sum(resolve_counts(self.k1, self.k2, sum(sizes)))
+        return k / sum(sizes)
 
     def draw(
         self,
@@ -152,11 +156,11 @@ class RTop:
             return draw(memory, *resolve_counts(self.k1, self.k2, memory.numel()), seed, ops, hint)
         parts: list[Selection] = []
         for number, (piece, size) in enumerate(zip(memory.split(list(sizes)), sizes, strict=True)):
-            parts.append(draw(piece, *row_counts(self.k1, self.k2, size), mix(seed, number), ops))
+            parts.append(draw(piece, *counts_within(self.k1, self.k2, size), mix(seed, number), ops))
         return _join(parts, memory)
 
 
-def row_counts(k1: Count, k2: Count, size: int) -> tuple[int, int]:
+def counts_within(k1: Count, k2: Count, size: int) -> tuple[int, int]:
     """The counts for one tensor, or for the rows of one length, as far as they reach."""
     top = min(count_of(k1, size), size)
     return top, min(count_of(k2, size), size - top)
@@ -193,7 +197,7 @@ def draw(memory: Tensor, k1: int, k2: int, seed: int, ops: Ops = torch_ops, hint
 
 def draw_rows(memory: Tensor, k1: Count, k2: Count, rows: RowLayout, seed: int, ops: Ops) -> Selection:
     """Of the rows of each length, the share k1 with the largest sums of |memory| and the share k2 of random others."""
-    counts = [row_counts(k1, k2, of_class.count) for of_class in rows.classes]
+    counts = [counts_within(k1, k2, of_class.count) for of_class in rows.classes]
     top, random, scale, picked = rows.draw(memory, counts, seed, ops)
     return Selection(top, random, scale, rows.d, picked)
 
@@ -260,7 +264,7 @@ def rtop_variance(memory: Tensor, y: Tensor, k1: Count, k2: Count, *, shapes: Sh
     if shapes is not None:
         classes = _rows_of(memory, k1, k2, shapes).classes
         pairs = [(of_class.scores(memory), of_class.scores(y.double().square())) for of_class in classes]
-        counts = [row_counts(k1, k2, scores.numel()) for scores, _ in pairs]
+        counts = [counts_within(k1, k2, scores.numel()) for scores, _ in pairs]
     else:
         pairs, counts = [(memory.abs(), y.double().square())], [resolve_counts(k1, k2, memory.numel())]
     variance = 0.0
