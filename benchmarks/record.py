@@ -20,7 +20,8 @@ RESULTS = ROOT / "results"
 
 def save(name: str, seeds: list[int], figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write `figures` to results/<name>.json with what made them."""
-    given = [x for i, x in enumerate(sys.argv) if i and x != "--to" and sys.argv[i - 1] != "--to"]  # no one's own paths
+    own = ("--to", "--runs")  # folders of whoever ran it
+    given = [x for i, x in enumerate(sys.argv) if i and x not in own and sys.argv[i - 1] not in own]
     command = ["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *given]
     record = {
         "command": shlex.join(command),

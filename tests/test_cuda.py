@@ -250,6 +250,7 @@ FORMS = {
     "dense": {"reference": "anchor"},
     "previous": {"reference": "previous", "sparsity": silk.RTop(10, 5)},
     "anchor": {"reference": "anchor", "sparsity": silk.RTop(10, 5)},
+    "rows": {"reference": "anchor", "sparsity": silk.RTop(0.2, 0.2, groups="rows")},
     "selected": {"reference": None, "move": "selected", "choose": "anchor", "sparsity": silk.RTop(10, 5)},
     "selected, k": {"reference": None, "move": "selected", "anchor_move": "selected", "sparsity": silk.RTop(10, 5)},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -84,6 +85,7 @@ BAD = {
     "unknown optimizer": (lambda: config(optimizer="sparse-sgdd"), "did you mean 'sparse-sgd'"),
     "negative lr": (lambda: config(lr=-1.0), "lr = -1.0 must be at least 0"),
     "no budget": (lambda: config(budget=0.0), "budget = 0.0 must be positive"),
+    "unknown groups": (lambda: config(groups="columns"), "groups = 'columns' is not one of 'rows', None"),
     "unknown setting": (lambda: apply_settings(config(), ["batchsize=3"]), "did you mean 'batch_size'"),
     "no value": (lambda: apply_settings(config(), ["lr"]), "write it as key=value"),
 }
@@ -116,6 +118,21 @@ def test_every_optimizer_runs(optimizer: str, tmp_path: Path) -> None:
     assert told["parameters"] == 30
     assert told["machine"]["cpu"]
     assert told["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("optimizer", ["sparse-svrg", "sparse-sgd", "sparse-spiderboost"])
+def test_whole_rows_in_the_lab(optimizer: str, tmp_path: Path) -> None:
+    made = apply_settings(config("image", optimizer, options=DIGITS | {"model": "fc"}, **SMALL), ["groups=rows"])
+    going = runner.Run(replace(made, lr=0.02).completed(), tmp_path / "run")
+    assert going.go(False, lambda _: None)["status"] == "finished"
+    assert metrics(tmp_path / "run")[-1]["train_loss"] < metrics(tmp_path / "run")[0]["train_loss"]
+    shapes = [p.shape for p in going.task.model.parameters()]
+    density = going.optimizer.sparsity.density(shapes)
+    saved = going.optimizer.state_dict()["selections"]
+    assert all(s["top"].numel() + s["random"].numel() == density * s["d"] for s in saved or [])
+    long = runner.Run(replace(made, inner_steps="theorem-2").completed(), tmp_path / "long")
+    long._build()
+    assert long.inner == math.ceil(200 / 20 / density)
 
 
 def test_plain_sgd_in_the_lab_is_sgd(tmp_path: Path) -> None:

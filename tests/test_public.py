@@ -65,6 +65,7 @@ def test_every_source_module_has_its_tests() -> None:
         "divergence": "test_must_hold",
         "errors": "test_must_hold",
         "flat": "test_two_point",
+        "lagging": "test_lazy",
         "measures": "test_diagnostics",
         "mechanics": "test_optimizers",
         "memory": "test_estimators",

@@ -3,6 +3,7 @@
 from spidersilk.diagnostics import captured_energy, entropy
 from spidersilk.errors import DivergenceError
 from spidersilk.inspection import Inspection, inspect
+from spidersilk.lazy import LazySVRG
 from spidersilk.loader import AnchorLoader
 from spidersilk.measures import Measures
 from spidersilk.optimizers import SVRG, SparseSGD, SparseSpiderBoost, SparseSVRG, SpiderBoost, VarianceReduced
@@ -21,6 +22,7 @@ __all__ = [
     "Geometric",
     "InnerLine",
     "Inspection",
+    "LazySVRG",
     "Measures",
     "Plan",
     "RTop",

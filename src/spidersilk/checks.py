@@ -35,6 +35,20 @@ def check_count(name: str, value: Count) -> None:
         raise ValueError(f"{name} = {value} must lie in [0, 1] as a float: {hint}")
 
 
+def check_shares(k1: Count, k2: Count) -> None:
+    """What k1 and k2 must be where rows are selected: no count fits the rows of every length."""
+    for name, value in (("k1", k1), ("k2", k2)):
+        if isinstance(value, int) and value:
+            raise ValueError(
+                f"{name} = {value} is a count, and rows are selected by their share among those of each length: give a "
+                f"fraction, for example {name}=0.05"
+            )
+    if k1 + k2 == 0:
+        raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to a fraction above 0")
+    if k1 + k2 > 1 + 1e-9:
+        raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all rows: lower k2 to at most {1 - k1:g}")
+
+
 def check_same_settings(here: dict[str, Any], there: dict[str, Any], remedy: str) -> None:
     """Refuse a saved state whose settings differ, naming each that does."""
     wrong = [f"{k}: {there.get(k)!r} there, {here[k]!r} here" for k in here if there.get(k) != here[k]]

@@ -56,6 +56,8 @@ class Mechanics:
             memory=choices.sparsity is not None,
             reference=choices.reference is not None,
         )
+        shapes = [p.shape for slab in self.slabs for p in slab.params]
+        self.rows = choices.sparsity.layout(shapes, self.slabs[0].device) if choices.sparsity is not None else None
         self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all", ops) if selected else None
         if getattr(ops, "draws_on_device", False):
             stream.counter(self.slabs[0].device)  # now: a graph that is being captured could not make it
@@ -97,7 +99,8 @@ class Mechanics:
         return list(self.selections or [])
 
     def _draw(self, sparsity: RTop) -> list[Selection]:
-        self.selections = draw_over(self.slabs, self.vectors.memory, sparsity, self.stream, self.ops, self._hint)
+        memories = self.vectors.memory
+        self.selections = draw_over(self.slabs, memories, sparsity, self.stream, self.ops, self._hint, self.rows)
         if self.compact is not None:
             self.compact.enter(self.selections, self.vectors.memory)
         return self.selections

@@ -63,9 +63,10 @@ class SparseSpiderBoost(VarianceReduced):
         scaling: str = "unbiased",
         choose: str = "step",
         per_tensor: bool = False,
+        groups: str | None = None,
         **common: Unpack[Common],
     ):
-        sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor)
+        sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor, groups)
         base, rest = _sgd(params, lr, common)
         super().__init__(base, "previous", choose=choose, sparsity=sparsity, **rest)
 
@@ -99,9 +100,10 @@ class SparseSVRG(VarianceReduced):
         choose: str = "step",
         anchor_move: str = "all",
         per_tensor: bool = False,
+        groups: str | None = None,
         **common: Unpack[Common],
     ):
-        sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor)
+        sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor, groups)
         base, rest = _sgd(params, lr, common)
         super().__init__(base, "anchor", move=move, choose=choose, anchor_move=anchor_move, sparsity=sparsity, **rest)
 
@@ -119,9 +121,10 @@ class SparseSGD(VarianceReduced):
         choose: str = "anchor",
         anchor_move: str = "all",
         per_tensor: bool = False,
+        groups: str | None = None,
         **common: Unpack[Common],
     ):
-        sparsity = RTop(k1, k2, None, memory_decay, False, per_tensor)
+        sparsity = RTop(k1, k2, None, memory_decay, False, per_tensor, groups)
         base, rest = _sgd(params, lr, common)
         options: dict[str, Any] = {"move": "selected", "choose": choose, "anchor_move": anchor_move, **rest}
         super().__init__(base, None, sparsity=sparsity, **options)

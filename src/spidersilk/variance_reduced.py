@@ -372,6 +372,8 @@ class VarianceReduced(Optimizer):
         """What must be equal for a saved state to fit."""
         names = ("reference", "scaling", "move", "choose", "anchor_move")
         sparsity = None if self.sparsity is None else asdict(self.sparsity)
+        if sparsity is not None and sparsity["groups"] is None:
+            del sparsity["groups"]  # as in states that were saved before there were groups
         sizes = [slab.sizes for slab in make_slabs(self.param_groups)]
         return {name: getattr(self, name) for name in names} | {
             "sparsity": sparsity,

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from spidersilk.checks import check_choice
 from spidersilk.lab import optimizers
 from spidersilk.lab.tasks import find, nearest
 
@@ -20,8 +21,9 @@ class RunConfig:
     budget and eval_every are in queries over N. inner_steps may be "theorem-2", m = B d / (b k), or "auto", to which
     `adaptive` may give fraction, confidence, floor and ceiling. lr_milestones gives further step sizes by epoch,
     {10: 0.01} for 0.01 from epoch 10 on. inner_lr_end lets the step size fall along a line inside each inner loop.
-    track_memory lets the runner keep M for a dense method, whose entropy Table 1 shows. measures logs what small steps
-    tell of themselves: captured energy, noise of v, variance of rtop. checkpoint_every is in seconds of training.
+    groups="rows" lets a sparse method select whole rows. track_memory lets the runner keep M for a dense method, whose
+    entropy Table 1 shows. measures logs what small steps tell of themselves: captured energy, noise of v, variance of
+    rtop. checkpoint_every is in seconds of training.
     """
 
     task: str
@@ -41,6 +43,7 @@ class RunConfig:
     k1: float | int | None = None
     k2: float | int | None = None
     memory_decay: float = 0.5
+    groups: str | None = None
     track_memory: bool = False
     measures: bool = False
     max_norm: float | None = None
@@ -55,6 +58,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         find(self.task)
         optimizers.find(self.optimizer)
+        check_choice("groups", self.groups, ("rows", None))
         for name in ("budget", "eval_every"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must be positive: it is in queries over N")

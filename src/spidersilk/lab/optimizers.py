@@ -47,7 +47,7 @@ def _reduced(about: str, kind: Any, sparse: bool = True, **own: Any) -> Method:
         options: dict[str, Any] = {"generator": generator, "max_norm": config.max_norm}
         if sparse:
             options |= {"memory_decay": config.memory_decay}
-            options |= {k: getattr(config, k) for k in ("k1", "k2") if getattr(config, k) is not None}
+            options |= {k: getattr(config, k) for k in ("k1", "k2", "groups") if getattr(config, k) is not None}
         return kind(params, _lr(config), **(options | own))
 
     return Method(about, make)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 import spidersilk as silk
-from spidersilk.checks import resolve_counts
 from spidersilk.lab import optimizers
 from spidersilk.lab.config import RunConfig, from_yaml
 from spidersilk.lab.tasks import Task, find
@@ -143,10 +142,7 @@ class Run:
 
     def _density(self, params: Sequence[Tensor]) -> float:
         sparsity = getattr(self.optimizer, "sparsity", None)
-        if sparsity is None:
-            return 1.0
-        d = sum(p.numel() for p in params)
-        return sum(resolve_counts(sparsity.k1, sparsity.k2, d)) / d
+        return 1.0 if sparsity is None else sparsity.density([p.shape for p in params])
 
     # Training.
 
