@@ -1,0 +1,80 @@
+"""Embedding tables: delta summed over the positions of wanted rows, never a table of zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from spidersilk.backprop.context import Capture
+from spidersilk.backprop.wanted import Part
+
+
+class Table:
+    """The rows of delta, summed by token; tokens equal to `padding` count for nothing."""
+
+    def __init__(self, padding: int):
+        self.padding = padding
+
+    def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return delta.reshape(-1, part.width), x.reshape(-1)
+
+    def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
+        if into is None:
+            into = torch.zeros(part.count, dtype=delta.dtype, device=delta.device)
+        if part.rows is None:
+            return self._add_entries(part, delta, x, sign, into)
+        kept = part.places[x]
+        wanted = ((kept >= 0) & (x != self.padding)).nonzero().squeeze(1)
+        into.view(-1, part.width).index_add_(0, kept[wanted], delta[wanted], alpha=sign)
+        return into
+
+    def _add_entries(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor) -> Tensor:
+        kept = (x != self.padding).nonzero().squeeze(1)
+        tokens, number = x[kept].unique(return_inverse=True)
+        sums = torch.zeros(tokens.numel(), part.width, dtype=delta.dtype, device=delta.device)
+        sums.index_add_(0, number, delta[kept])
+        places = torch.full((part.shape[0],), -1, dtype=torch.int64, device=delta.device)
+        places[tokens] = torch.arange(tokens.numel(), device=delta.device)
+        rows, columns = part.grid
+        row = places[rows]
+        met = (row >= 0).nonzero().squeeze(1)
+        return into.index_add_(0, met, sums[row[met], columns[met]], alpha=sign)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, padding: int, capture: Capture, part: Part) -> Tensor:
+        ctx.save_for_backward(tokens, weight)
+        ctx.capture, ctx.part, ctx.rule = capture, part, Table(padding)
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        tokens, weight = ctx.saved_tensors
+        dw = None
+        if ctx.needs_input_grad[1] and not ctx.capture.take(ctx, 1, ctx.rule, weight, delta, tokens):
+            dw = torch.ops.aten.embedding_dense_backward(delta, tokens, weight.shape[0], ctx.rule.padding, False)
+        return None, dw, None, None, None
+
+
+def embedding(
+    capture: Capture,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.embedding`, which hands the table's gradient to `capture` where it can."""
+    part = capture.part_of(weight)
+    if part is None or max_norm is not None or scale_grad_by_freq or sparse or weight.dim() != 2:
+        if max_norm is None:  # it changes the table in place
+            weight = capture.cut(weight)
+        return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return _Embedding.apply(input, weight, padding, capture, part)  # pyright: ignore[reportReturnType]

@@ -1,0 +1,67 @@
+"""Wanted entries of a product left^T right: by dot products, or from tiles of it that are never all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spidersilk.backprop import timing
+from spidersilk.backprop.wanted import Part
+
+TILE = 1 << 17  # entries of a tile: it should stay in the second-level cache while it is read
+
+
+def add_entries(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:
+    """into += sign times the wanted entries of left^T right; left is (n, rows), right (n, width)."""
+    if left.shape[0] == 0:
+        return
+    ways: dict[str, Callable[[Tensor], None]] = {"whole": lambda out: _whole(part, left, right, sign, out)}
+    if left.device.type == "cpu" and left.dtype in (torch.float32, torch.float64):
+        ways = {
+            "tiles": lambda out: _tiles(part, left, right, sign, out),
+            "dots": lambda out: _dots(part, left, right, sign, out),
+        }
+    case = ("entries", left.shape, right.shape, left.dtype, left.device.type, timing.level(part.density))
+    trials = {name: lambda run=run: run(torch.zeros_like(into)) for name, run in ways.items()}
+    ways[timing.fastest(case, trials, left.device)](into)
+
+
+def _whole(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:
+    into.add_((left.t() @ right).reshape(-1)[part.local], alpha=sign)
+
+
+def _dots(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:
+    columns, others = left.t().contiguous().numpy(), right.t().contiguous().numpy()
+    top = part.top.numel()
+    for places, out in ((part.top, into[:top]), (part.random, into[top:])):
+        if places.numel():
+            _kernels()[0](columns, others, places.numpy(), part.begin, columns.dtype.type(sign), out.numpy())
+
+
+def _tiles(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:
+    width, top = part.width, part.top.numel()
+    height = max(min(TILE // width, left.shape[1]), 1)
+    tile = torch.empty(height, width, dtype=left.dtype)
+    lists = [(part.top.numpy(), into[:top].numpy(), 0), (part.random.numpy(), into[top:].numpy(), 0)]
+    lists = [entry for entry in lists if entry[0].size]
+    sign = tile.numpy().dtype.type(sign)
+    for row in range(0, left.shape[1], height):
+        stop = min(row + height, left.shape[1])
+        begin, end = part.begin + row * width, part.begin + stop * width
+        if all(done == places.size or places[done] >= end for places, _, done in lists):
+            continue
+        block = tile[: stop - row]
+        torch.mm(left[:, row:stop].t(), right, out=block)
+        flat = block.view(-1).numpy()
+        lists = [(places, out, _kernels()[1](flat, places, done, begin, sign, out)) for places, out, done in lists]
+
+
+@cache
+def _kernels() -> tuple[Any, Any]:
+    from spidersilk.kernels import numba_products  # not before it is needed: the import takes a while
+
+    return numba_products.dots, numba_products.read_tile
