@@ -10,6 +10,7 @@ with one choice of rows per anchor, over a step of SGD.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def images(model: nn.Module, batch: int) -> Case:
 
 def wide(*widths: int) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
-    for inside, outside in zip(widths[:-1], widths[1:], strict=True):
+    for inside, outside in itertools.pairwise(widths):
         layers += [nn.Linear(inside, outside), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -50,7 +51,9 @@ def wide(*widths: int) -> nn.Module:
 def language() -> Case:
     model = LanguageModel(1000, 200, 200)
     tokens, state = torch.randint(1000, (20, 36)), (torch.zeros(1, 20, 200), torch.zeros(1, 20, 200))
-    return Case(model, lambda: F.cross_entropy(model(tokens[:, :-1], state)[0].reshape(-1, 1000), tokens[:, 1:].reshape(-1)))
+    return Case(
+        model, lambda: F.cross_entropy(model(tokens[:, :-1], state)[0].reshape(-1, 1000), tokens[:, 1:].reshape(-1))
+    )
 
 
 def ranking() -> Case:

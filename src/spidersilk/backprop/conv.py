@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from spidersilk.backprop import rules
-from spidersilk.backprop.context import Capture
 from spidersilk.backprop.wanted import Part
+
+if TYPE_CHECKING:
+    from spidersilk.backprop.context import Capture
 
 Pair = tuple[int, int]
 
@@ -49,7 +51,7 @@ class _Conv2d(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         at_x, at_weight, at_bias = ctx.needs_input_grad[:3]
-        taken = at_weight and ctx.capture.take(ctx, 1, ctx.rule, weight, delta, x)
+        taken = at_weight and ctx.capture.take(ctx, 1, ctx.rule, ctx.part, delta, x)
         mask = at_x, at_weight and not taken, at_bias
         found = _backward(ctx.rule.form, delta, x, weight, mask) if any(mask) else (None, None, None)
         return (*(g if asked else None for g, asked in zip(found, mask, strict=True)), None, None, None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spidersilk.backprop.context import Capture
 from spidersilk.backprop.wanted import Part
+
+if TYPE_CHECKING:
+    from spidersilk.backprop.context import Capture
 
 
 class Table:
@@ -55,7 +57,7 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         tokens, weight = ctx.saved_tensors
         dw = None
-        if ctx.needs_input_grad[1] and not ctx.capture.take(ctx, 1, ctx.rule, weight, delta, tokens):
+        if ctx.needs_input_grad[1] and not ctx.capture.take(ctx, 1, ctx.rule, ctx.part, delta, tokens):
             dw = torch.ops.aten.embedding_dense_backward(delta, tokens, weight.shape[0], ctx.rule.padding, False)
         return None, dw, None, None, None
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spidersilk.backprop import rules
-from spidersilk.backprop.context import Capture
+from spidersilk.backprop import rules, timing
 from spidersilk.backprop.sampled import add_entries
 from spidersilk.backprop.wanted import Part
+
+if TYPE_CHECKING:
+    from spidersilk.backprop.context import Capture
 
 
 class Rows:
@@ -20,7 +22,7 @@ class Rows:
     def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         assert part.rows is not None
         flat, rows = delta.reshape(-1, delta.shape[-1]), part.rows
-        return flat if rows.numel() == part.shape[0] and not part.random.numel() else flat.index_select(1, rows), x
+        return flat.index_select(1, rows), x
 
     def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -51,7 +53,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, capture: Capture, part: Part) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.capture, ctx.part = capture, part
-        return F.linear(x, weight, bias)
+        return _forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -60,11 +62,25 @@ class _Linear(torch.autograd.Function):
         dx = dw = db = None
         if at_x:
             dx = delta @ weight
-        if at_weight and not ctx.capture.take(ctx, 1, ROWS if ctx.part.rows is not None else ENTRIES, weight, delta, x):
+        if at_weight and not ctx.capture.take(
+            ctx, 1, ROWS if ctx.part.rows is not None else ENTRIES, ctx.part, delta, x
+        ):
             dw = delta.reshape(-1, delta.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
         if at_bias:
             db = delta.reshape(-1, delta.shape[-1]).sum(0)
         return dx, dw, db, None, None
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x weight^T + bias, by whichever library is the faster for these shapes."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or not torch.backends.mkldnn.is_available() or not x.numel():
+        return F.linear(x, weight, bias)
+    ways = {
+        "plain": lambda: F.linear(x, weight, bias),
+        "onednn": lambda: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""),
+    }
+    case = ("linear", x.shape, weight.shape, bias is None, x.is_contiguous(), weight.is_contiguous())
+    return ways[timing.fastest(case, ways, x.device)]()
 
 
 def linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
