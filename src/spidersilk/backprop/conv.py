@@ -23,6 +23,9 @@ class Conv:
     def __init__(self, stride: Pair, padding: Pair, dilation: Pair):
         self.form = stride, padding, dilation
 
+    def is_whole(self, part: Part, x: Tensor) -> bool:
+        return False
+
     def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return delta if part.rows is None else delta.index_select(1, part.rows), x
 
@@ -35,7 +38,8 @@ class Conv:
             found = found[part.local]
         if into is None:
             return found if sign == 1 else found.neg_()
-        return into.add_(found, alpha=sign)
+        into[: part.count].add_(found, alpha=sign)
+        return into
 
 
 class _Conv2d(torch.autograd.Function):
@@ -52,9 +56,10 @@ class _Conv2d(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         at_x, at_weight, at_bias = ctx.needs_input_grad[:3]
         taken = at_weight and ctx.capture.take(ctx, 1, ctx.rule, ctx.part, delta, x)
-        mask = at_x, at_weight and not taken, at_bias
-        found = _backward(ctx.rule.form, delta, x, weight, mask) if any(mask) else (None, None, None)
-        return (*(g if asked else None for g, asked in zip(found, mask, strict=True)), None, None, None)
+        mask = at_x, at_weight and not taken, False
+        dx, dw, _ = _backward(ctx.rule.form, delta, x, weight, mask) if any(mask) else (None, None, None)
+        db = delta.sum((0, 2, 3)) if at_bias else None  # oneDNN would compute the weight's gradient for it
+        return dx if at_x else None, dw if mask[1] else None, db, None, None, None
 
 
 def _backward(

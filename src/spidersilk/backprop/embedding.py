@@ -23,27 +23,36 @@ class Table:
     def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return delta.reshape(-1, part.width), x.reshape(-1)
 
+    def is_whole(self, part: Part, x: Tensor) -> bool:
+        """Whether a sum over the whole table is cheaper than finding which wanted entries were touched."""
+        return part.rows is None and part.shape.numel() <= 4 * (part.count + x.numel() * part.width)
+
     def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
-        if into is None:
-            into = torch.zeros(part.count, dtype=delta.dtype, device=delta.device)
-        if part.rows is None:
-            return self._add_entries(part, delta, x, sign, into)
-        kept = part.places[x]
-        wanted = ((kept >= 0) & (x != self.padding)).nonzero().squeeze(1)
-        into.view(-1, part.width).index_add_(0, kept[wanted], delta[wanted], alpha=sign)
+        if part.rows is None and not self.is_whole(part, x):
+            into = delta.new_zeros(part.count) if into is None else into
+            self._add_entries(part, delta, x, sign, into[: part.count])
+            return into
+        # One more row than asked for takes what is not wanted.
+        size = part.shape.numel() if part.rows is None else part.count
+        if into is None or into.numel() == size:
+            into = torch.cat([delta.new_zeros(size) if into is None else into, delta.new_zeros(part.width)])
+        rows = x if part.rows is None else part.places[x]
+        if self.padding >= 0:
+            rows = rows.masked_fill(x == self.padding, size // part.width)
+        into.view(-1, part.width).index_add_(0, rows, delta, alpha=sign)
         return into
 
-    def _add_entries(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor) -> Tensor:
+    def _add_entries(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor) -> None:
         kept = (x != self.padding).nonzero().squeeze(1)
         tokens, number = x[kept].unique(return_inverse=True)
-        sums = torch.zeros(tokens.numel(), part.width, dtype=delta.dtype, device=delta.device)
+        sums = delta.new_zeros(tokens.numel(), part.width)
         sums.index_add_(0, number, delta[kept])
         places = torch.full((part.shape[0],), -1, dtype=torch.int64, device=delta.device)
         places[tokens] = torch.arange(tokens.numel(), device=delta.device)
         rows, columns = part.grid
         row = places[rows]
         met = (row >= 0).nonzero().squeeze(1)
-        return into.index_add_(0, met, sums[row[met], columns[met]], alpha=sign)
+        into.index_add_(0, met, sums[row[met], columns[met]], alpha=sign)
 
 
 class _Embedding(torch.autograd.Function):

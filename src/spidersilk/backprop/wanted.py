@@ -64,9 +64,9 @@ class Part:
 
     @cached_property
     def places(self) -> Tensor:
-        """For each row of the parameter its number among `rows`, -1 where it is not wanted."""
+        """For each row of the parameter its number among `rows`; for one that is not wanted, the number of those."""
         assert self.rows is not None
-        places = torch.full((self.shape[0],), -1, dtype=torch.int64, device=self.rows.device)
+        places = torch.full((self.shape[0],), self.rows.numel(), dtype=torch.int64, device=self.rows.device)
         places[self.rows] = torch.arange(self.rows.numel(), device=self.rows.device)
         return places
 
