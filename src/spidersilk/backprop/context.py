@@ -46,7 +46,6 @@ class Capture:
         self.spoiled = ""  # why the values are not to be trusted, if so
         self._parts = {id(p): part for w in self.wanted for p, part in zip(w.params, w.parts, strict=True)}
         self._found: dict[Part, Tensor] = {}
-        self._whole: dict[Part, Tensor] = {}
         self._held: dict[Part, list[_Held]] = {}
         self._taken: set[int] = set()  # in this evaluation
         self._bulk: list[Tensor | None] = [None] * len(self.wanted)
@@ -84,13 +83,10 @@ class Capture:
         for p, part in zip(wanted.params, wanted.parts, strict=True):
             if part.count:
                 found = self._found.get(part)
-                if part in self._whole:
-                    read = self._whole[part][part.local]
-                    found = read if found is None else read.add_(found[: part.count])
                 if found is None:
                     found = p.new_zeros(part.count)
                 tops.append(found[: part.tops])
-                randoms.append(found[part.tops : part.count])
+                randoms.append(found[part.tops :])
         values = torch.cat(tops + randoms)
         return values if bulk is None else values.add_(bulk)
 
@@ -158,8 +154,7 @@ class Capture:
         return held.x
 
     def _add(self, part: Part, rule: Rule, delta: Tensor, x: Tensor, sign: float) -> None:
-        store = self._whole if rule.is_whole(part, x) else self._found
-        store[part] = rule.add(part, delta, x, sign, store.get(part))
+        self._found[part] = rule.add(part, delta, x, sign, self._found.get(part))
 
     def _gather(self, sign: float) -> None:
         """Take note of what came through p.grad: of a few entries each by itself, of many in one go."""
@@ -181,7 +176,7 @@ class Capture:
                 if found is None:
                     self._found[part] = values if sign == 1 else values.neg_()
                 else:
-                    found[: part.count].add_(values, alpha=sign)
+                    found.add_(values, alpha=sign)
 
     def note_use_of_grad(self, p: Tensor) -> None:
         """The closure looks at, or sets, the gradient of a parameter."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from spidersilk.backprop import rules
+from spidersilk.backprop import rules, timing
+from spidersilk.backprop.sampled import add_shifted
 from spidersilk.backprop.wanted import Part
 
 if TYPE_CHECKING:
@@ -23,23 +24,40 @@ class Conv:
     def __init__(self, stride: Pair, padding: Pair, dilation: Pair):
         self.form = stride, padding, dilation
 
-    def is_whole(self, part: Part, x: Tensor) -> bool:
-        return False
-
     def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return delta if part.rows is None else delta.index_select(1, part.rows), x
 
     def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
-        shape = (delta.shape[1], *part.shape[1:])
-        gradient = _backward(self.form, delta, x, x.new_empty(()).expand(shape), (False, True, False))[1]
-        assert gradient is not None
-        found = gradient.reshape(-1)
-        if part.rows is None:
-            found = found[part.local]
+        ways: dict[str, Callable[[], Tensor]] = {"product": lambda: self._product(part, delta, x)}
+        if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and self.form[0] == (1, 1) and len(x):
+            ways["shifts"] = lambda: self._shifts(part, delta, x)
+        case = ("conv", self.form, delta.shape, x.shape, part.shape, part.rows is None, timing.level(part.density))
+        found = ways[timing.fastest((*case, x.dtype, x.device.type), ways, x.device)]()
         if into is None:
             return found if sign == 1 else found.neg_()
-        into[: part.count].add_(found, alpha=sign)
-        return into
+        return into.add_(found, alpha=sign)
+
+    def _product(self, part: Part, delta: Tensor, x: Tensor) -> Tensor:
+        """The gradient of all channels in delta, and from it what is wanted."""
+        weight = x.new_empty(()).expand(delta.shape[1], *part.shape[1:])  # its shape counts, not its values
+        gradient = _backward(self.form, delta, x, weight, (False, True, False))[1]
+        assert gradient is not None
+        return gradient.reshape(-1)[part.local] if part.rows is None else gradient.reshape(-1)
+
+    def _shifts(self, part: Part, delta: Tensor, x: Tensor) -> Tensor:
+        """A dot product for each wanted entry: outputs and inputs in rows of one length, so that a tap is a shift."""
+        _, (up, left), (down, right) = self.form
+        n, channels, height, width = x.shape
+        height, width = height + 2 * up, width + 2 * left
+        shifts = [i * down * width + j * right for i in range(part.shape[2]) for j in range(part.shape[3])]
+        inputs = x.new_zeros(channels, n * height * width + shifts[-1])
+        view = inputs[:, : n * height * width].view(channels, n, height, width)
+        view[:, :, up : height - up, left : width - left] = x.transpose(0, 1)
+        outputs = delta.new_zeros(delta.shape[1], n, height, width)
+        outputs[:, :, : delta.shape[2], : delta.shape[3]] = delta.transpose(0, 1)
+        found = delta.new_zeros(part.count)
+        add_shifted(part, outputs.view(delta.shape[1], -1), inputs, shifts, found)
+        return found
 
 
 class _Conv2d(torch.autograd.Function):
@@ -84,10 +102,8 @@ def conv2d(
     """`torch.conv2d`, which hands the weight's gradient to `capture` where it can."""
     weight, bias = capture.cut(weight), capture.cut(bias)
     part = capture.part_of(weight)
-    # Single entries of a hidden layer's weight gradient cost as much as all: autograd's own backward does both at once.
-    pays = part is not None and (part.rows is not None or (capture.shares and not input.requires_grad))
     known = not isinstance(padding, str) and groups == 1 and input.dim() == 4
-    if part is None or not pays or not known or part.shape.numel() < rules.SMALLEST // 16:
+    if part is None or not known or part.shape.numel() < rules.SMALLEST // 16:
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)  # pyright: ignore
     rule = Conv(_pair(stride), _pair(padding), _pair(dilation))  # pyright: ignore[reportArgumentType]
     return _Conv2d.apply(input, weight, bias, rule, capture, part)  # pyright: ignore[reportReturnType]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from spidersilk.backprop import rules
 from spidersilk.backprop.wanted import Part
 
 if TYPE_CHECKING:
@@ -23,36 +24,37 @@ class Table:
     def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return delta.reshape(-1, part.width), x.reshape(-1)
 
-    def is_whole(self, part: Part, x: Tensor) -> bool:
-        """Whether a sum over the whole table is cheaper than finding which wanted entries were touched."""
-        return part.rows is None and part.shape.numel() <= 4 * (part.count + x.numel() * part.width)
-
     def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
-        if part.rows is None and not self.is_whole(part, x):
-            into = delta.new_zeros(part.count) if into is None else into
-            self._add_entries(part, delta, x, sign, into[: part.count])
-            return into
-        # One more row than asked for takes what is not wanted.
-        size = part.shape.numel() if part.rows is None else part.count
-        if into is None or into.numel() == size:
-            into = torch.cat([delta.new_zeros(size) if into is None else into, delta.new_zeros(part.width)])
-        rows = x if part.rows is None else part.places[x]
-        if self.padding >= 0:
-            rows = rows.masked_fill(x == self.padding, size // part.width)
-        into.view(-1, part.width).index_add_(0, rows, delta, alpha=sign)
-        return into
+        if part.rows is not None:
+            count = part.rows.numel()
+            places = part.places if self.padding < 0 else part.places.index_fill(0, self._padding(x), count)
+            found = _sums(delta, places[x], count, count).view(-1)
+        elif part.shape.numel() <= 4 * (part.count + x.numel() * part.width):
+            found = _sums(delta, x, part.shape[0], self.padding).view(-1)[part.local]
+        else:
+            found = self._touched(part, delta, x)
+        if into is None:
+            return found if sign == 1 else found.neg_()
+        return into.add_(found, alpha=sign)
 
-    def _add_entries(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor) -> None:
-        kept = (x != self.padding).nonzero().squeeze(1)
-        tokens, number = x[kept].unique(return_inverse=True)
-        sums = delta.new_zeros(tokens.numel(), part.width)
-        sums.index_add_(0, number, delta[kept])
-        places = torch.full((part.shape[0],), -1, dtype=torch.int64, device=delta.device)
+    def _touched(self, part: Part, delta: Tensor, x: Tensor) -> Tensor:
+        """By way of the tokens that occur, for a table that is large beside what is wanted."""
+        tokens, number = x.unique(return_inverse=True)
+        sums = _sums(delta, number, tokens.numel() + 1, -1)
+        if self.padding >= 0:
+            sums[:-1][tokens == self.padding] = 0
+        places = torch.full((part.shape[0],), tokens.numel(), dtype=torch.int64, device=delta.device)
         places[tokens] = torch.arange(tokens.numel(), device=delta.device)
         rows, columns = part.grid
-        row = places[rows]
-        met = (row >= 0).nonzero().squeeze(1)
-        into.index_add_(0, met, sums[row[met], columns[met]], alpha=sign)
+        return sums[places[rows], columns]  # the last row of the sums is zero
+
+    def _padding(self, x: Tensor) -> Tensor:
+        return torch.tensor([self.padding], device=x.device)
+
+
+def _sums(delta: Tensor, rows: Tensor, count: int, padding: int) -> Tensor:
+    """The rows of delta summed up into `count` rows; those that belong to row `padding` are left out."""
+    return torch.ops.aten.embedding_dense_backward(delta, rows, count, padding, False)
 
 
 class _Embedding(torch.autograd.Function):
@@ -83,7 +85,8 @@ def embedding(
 ) -> Tensor:
     """`torch.nn.functional.embedding`, which hands the table's gradient to `capture` where it can."""
     part = capture.part_of(weight)
-    if part is None or max_norm is not None or scale_grad_by_freq or sparse or weight.dim() != 2:
+    plain = max_norm is None and not scale_grad_by_freq and not sparse and weight.dim() == 2
+    if part is None or not plain or part.shape.numel() < 64 * rules.SMALLEST:
         if max_norm is None:  # it changes the table in place
             weight = capture.cut(weight)
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 class Rows:
     """delta[:, rows]^T a: a smaller dense product."""
 
-    def is_whole(self, part: Part, x: Tensor) -> bool:
-        return False
-
     def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         assert part.rows is not None
         flat, rows = delta.reshape(-1, delta.shape[-1]), part.rows
@@ -31,15 +28,12 @@ class Rows:
         flat = x.reshape(-1, x.shape[-1])
         if into is None:
             return torch.mm(delta.t() if sign == 1 else -delta.t(), flat).view(-1)
-        into[: part.count].view(-1, part.width).addmm_(delta.t(), flat, alpha=sign)
+        into.view(-1, part.width).addmm_(delta.t(), flat, alpha=sign)
         return into
 
 
 class Entries:
     """Sampled entries of delta^T a."""
-
-    def is_whole(self, part: Part, x: Tensor) -> bool:
-        return False
 
     def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return delta.reshape(-1, delta.shape[-1]), x
@@ -47,7 +41,7 @@ class Entries:
     def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
         if into is None:
             into = torch.zeros(part.count, dtype=delta.dtype, device=delta.device)
-        add_entries(part, delta, x.reshape(-1, x.shape[-1]), sign, into[: part.count])
+        add_entries(part, delta, x.reshape(-1, x.shape[-1]), sign, into)
         return into
 
 

@@ -19,15 +19,8 @@ class Rule(Protocol):
         """What of delta and of the input the product needs; linear in delta."""
         ...
 
-    def is_whole(self, part: Part, x: Tensor) -> bool:
-        """Whether `add` sums up the whole gradient, in the weight's own order, for the wanted entries to be read."""
-        ...
-
     def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
-        """`into` (None for zeros) plus sign times the wanted entries, in place where it can.
-
-        Top entries come first; what lies behind the last one counts for nothing.
-        """
+        """`into` (count values, None for zeros) plus sign times the wanted entries, in place where it can."""
         ...
 
 

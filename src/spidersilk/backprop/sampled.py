@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ def _dots(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) ->
     top = part.top.numel()
     for places, out in ((part.top, into[:top]), (part.random, into[top:])):
         if places.numel():
-            _kernels()[0](columns, others, places.numpy(), part.begin, columns.dtype.type(sign), out.numpy())
+            _kernels().dots(columns, others, places.numpy(), part.begin, columns.dtype.type(sign), out.numpy())
 
 
 def _tiles(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:
@@ -57,11 +58,30 @@ def _tiles(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -
         block = tile[: stop - row]
         torch.mm(left[:, row:stop].t(), right, out=block)
         flat = block.view(-1).numpy()
-        lists = [(places, out, _kernels()[1](flat, places, done, begin, sign, out)) for places, out, done in lists]
+        lists = [
+            (places, out, _kernels().read_tile(flat, places, done, begin, sign, out)) for places, out, done in lists
+        ]
+
+
+def add_shifted(part: Part, left: Tensor, right: Tensor, shifts: list[int], into: Tensor) -> None:
+    """into += the wanted entries of the weight gradient of a convolution of stride 1, by dot products.
+
+    left is (output channels, the wanted ones if `part` has rows; n), right (input channels, n + the largest shift):
+    images one after the other, each row of an image as long in both, with zeros in left where there is no output. A tap
+    of the kernel is a shift of right.
+    """
+    lists = [(part.top, into[: part.tops]), (part.random, into[part.tops :])]
+    if part.rows is not None:
+        lists = [(torch.arange(part.begin, part.begin + part.count), into)]
+    one, moves = left.numpy().dtype.type(1), np.array(shifts, np.int64)
+    for places, out in lists:
+        if places.numel():
+            arrays = left.numpy(), right.numpy(), places.numpy()
+            _kernels().shifted_dots(*arrays, part.begin, len(shifts), moves, one, out.numpy())
 
 
 @cache
-def _kernels() -> tuple[Any, Any]:
+def _kernels() -> Any:
     from spidersilk.kernels import numba_products  # not before it is needed: the import takes a while
 
-    return numba_products.dots, numba_products.read_tile
+    return numba_products

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from math import log2
 
@@ -14,7 +14,7 @@ _known: dict[Hashable, str] = {}
 _forced: list[str] = []
 
 
-def fastest(case: Hashable, ways: dict[str, Callable[[], object]], device: torch.device) -> str:
+def fastest(case: Hashable, ways: Mapping[str, Callable[[], object]], device: torch.device) -> str:
     """The name of the fastest of `ways` for this case. A way may be run several times, so it must change nothing.
 
     The first one under `torch.use_deterministic_algorithms`: ways differ in the rounding.
