@@ -42,8 +42,8 @@ class CompactBase:
     M^2.
     """
 
-    def __init__(self, base: Optimizer, slabs: Sequence[Slab], full_state: bool):
-        self.base = base
+    def __init__(self, base: Optimizer, slabs: Sequence[Slab], full_state: bool, ops: Any = None):
+        self.base, self._ops = base, ops
         self.slabs = list(slabs)
         self.full_state = full_state
         self.twin: Optimizer = object.__new__(type(base))
@@ -98,9 +98,14 @@ class CompactBase:
 
         Where `frozen` (a boolean on the device) is true, the parameters stay as they are.
         """
-        flats = [slab.flatten(slab.params) for slab in self.slabs]
+        in_place = hasattr(self._ops, "scatter") and all(p.is_contiguous() for slab in self.slabs for p in slab.params)
+        flats = [] if in_place else [slab.flatten(slab.params) for slab in self.slabs]
         for part in self._parts:
-            part.param.data = flats[part.slab][part.indices]
+            if in_place:
+                slab = self.slabs[part.slab]
+                part.param.data = self._ops.gather(slab.params, slab.sizes, part.indices, slab.dtype)
+            else:
+                part.param.data = flats[part.slab][part.indices]
             gradient = values[part.slab] if part.places is None else values[part.slab][part.places]
             part.param.grad = gradient if frozen is None else torch.where(frozen.to(gradient.device), 0, gradient)
         for group, own in zip(self.twin.param_groups, self.base.param_groups, strict=True):
@@ -111,9 +116,12 @@ class CompactBase:
             moved = part.param.detach()
             if before is not None and frozen is not None:
                 moved = torch.where(frozen.to(moved.device), before[number], moved)
-            flats[part.slab][part.indices] = moved
+            if in_place:
+                self._ops.scatter([p.detach() for p in self.slabs[part.slab].params], part.indices, moved)
+            else:
+                flats[part.slab][part.indices] = moved
             part.param.grad = None
-        for slab, flat in zip(self.slabs, flats, strict=True):
+        for slab, flat in zip(self.slabs, flats, strict=False):
             slab.spread(flat, [p.detach() for p in slab.params])
 
     def state_dict(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Mechanics:
             memory=choices.sparsity is not None,
             reference=choices.reference is not None,
         )
-        self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all") if selected else None
+        self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all", ops) if selected else None
         self.selections: list[Selection] | None = None
         self._hint: Any = None  # of the backend, on M as its last update left it
 

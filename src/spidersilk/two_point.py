@@ -33,17 +33,19 @@ class TwoPoint:
         self._buffers: BufferGuard | None = None
         self._seen_values = False
 
-    def at_current(self, closure: Closure, then_reference: bool = False, capture: Capture | None = None) -> Any:
+    def at_current(
+        self, closure: Closure, then_reference: bool = False, capture: Capture | None = None, notice: bool = True
+    ) -> Any:
         """Evaluate at the parameters as they are; remember what `at_reference` needs if it is to follow.
 
-        With a `capture`, gradients go there as well as to `p.grad`.
+        With a `capture`, gradients go there as well as to `p.grad`. `notice`: look for modules not seen before.
         """
         if not then_reference:
             return self._run(closure, "current", capture)
         if self._buffers is None:
             self._buffers = BufferGuard(self.params)
         self._randomness = self._random_state()
-        with self._buffers.at_current():
+        with self._buffers.at_current(notice):
             return self._run(closure, "current", capture)
 
     def at_current_again(self, closure: Closure, then_reference: bool = False) -> Any:

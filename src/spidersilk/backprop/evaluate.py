@@ -41,6 +41,7 @@ class Evaluator:
         self.sparse = (on_cpu and large) if sparse == "auto" else bool(sparse)
         self._undecided = sparse == "auto" and self.sparse
         self._spent: dict[bool, list[float]] = {True: [], False: []}
+        self._captures = 0
         self._wanted: tuple[list[Selection], list[Wanted]] = [], []
 
     def evaluate(self, closure: Callable[[], Any], selections: Sequence[Selection | None]) -> Evaluated:
@@ -72,7 +73,9 @@ class Evaluator:
 
     def _sparse(self, closure: Callable[[], Any], selections: list[Selection]) -> Evaluated:
         capture = Capture(self._plan(selections), self.ops, shares=self.two_points)
-        loss, before = self.points.at_current(closure, True, capture), None
+        notice = self.two_points or self._captures < TRIALS  # what may have to be replayed, but need not be
+        loss, before = self.points.at_current(closure, True, capture, notice), None
+        self._captures += 1
         if self.two_points and not capture.spoiled:
             before = self.points.at_reference(closure, self.vectors.points, capture)
         if capture.spoiled:
