@@ -124,7 +124,7 @@ def backward(model: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tenso
     bias=st.booleans(),
     hidden=st.booleans(),
     pick=st.sampled_from(list(PICKS)),
-    way=st.sampled_from(["tiles", "dots"]),
+    way=st.sampled_from(["whole", "tiles", "dots"]),
     seed=st.integers(0, 99),
 )
 def test_linear(
@@ -433,7 +433,7 @@ def test_autocast_is_left_to_autograd() -> None:
     check(params, closure, rows(params, _generator(1)), tolerance=1e-6)
 
 
-@pytest.mark.parametrize("way", ["plain", "onednn", "tiles", "dots"])
+@pytest.mark.parametrize("way", ["plain", "onednn", "whole", "tiles", "dots"])
 def test_float32_and_each_way(way: str) -> None:
     torch.manual_seed(0)
     model = _mlp(30, 40, 20).float()

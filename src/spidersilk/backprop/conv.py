@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,11 +31,15 @@ class Conv:
         ways: dict[str, Callable[[], Tensor]] = {"product": lambda: self._product(part, delta, x)}
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and self.form[0] == (1, 1) and len(x):
             ways["shifts"] = lambda: self._shifts(part, delta, x)
-        case = ("conv", self.form, delta.shape, x.shape, part.shape, part.rows is None, timing.level(part.density))
-        found = ways[timing.fastest((*case, x.dtype, x.device.type), ways, x.device)]()
+        found = ways[timing.fastest(self.case(part, x), ways, x.device)]()
         if into is None:
             return found if sign == 1 else found.neg_()
         return into.add_(found, alpha=sign)
+
+    def case(self, part: Part, x: Tensor) -> Hashable:
+        """What the fastest way depends on."""
+        level = timing.level(part.density)
+        return "conv", self.form, x.shape, part.shape, part.rows is None, level, x.dtype, x.device.type
 
     def _product(self, part: Part, delta: Tensor, x: Tensor) -> Tensor:
         """The gradient of all channels in delta, and from it what is wanted."""
@@ -106,6 +110,8 @@ def conv2d(
     if part is None or not known or part.shape.numel() < rules.SMALLEST // 16:
         return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)  # pyright: ignore
     rule = Conv(_pair(stride), _pair(padding), _pair(dilation))  # pyright: ignore[reportArgumentType]
+    if input.requires_grad and part.rows is None and timing.found(rule.case(part, input)) == "product":
+        return torch.conv2d(input, weight, bias, *rule.form)  # nothing is gained: autograd does that product too
     return _Conv2d.apply(input, weight, bias, rule, capture, part)  # pyright: ignore[reportReturnType]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spidersilk.backprop import rules, timing
-from spidersilk.backprop.sampled import add_entries
+from spidersilk.backprop.sampled import add_entries, case_of
 from spidersilk.backprop.wanted import Part
 
 if TYPE_CHECKING:
@@ -89,4 +89,8 @@ def linear(capture: Capture, input: Tensor, weight: Tensor, bias: Tensor | None 
     part = capture.part_of(weight)
     if part is None or input.dim() == 0 or weight.dim() != 2 or part.shape.numel() < rules.SMALLEST:
         return F.linear(input, weight, bias)
+    if input.requires_grad and part.rows is None:
+        case = case_of(part, input.shape[:-1].numel(), weight)
+        if timing.found(case) == "whole":  # nothing is gained: autograd does that product too
+            return F.linear(input, weight, bias)
     return _Linear.apply(input, weight, bias, capture, part)  # pyright: ignore[reportReturnType]

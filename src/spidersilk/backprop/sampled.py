@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
@@ -16,19 +16,21 @@ from spidersilk.backprop.wanted import Part
 TILE = 1 << 17  # entries of a tile: it should stay in the second-level cache while it is read
 
 
+def case_of(part: Part, n: int, like: Tensor) -> Hashable:
+    """What the fastest way depends on: the sizes of the product (n, rows, width), how many entries, and where."""
+    return "entries", n, part.shape, like.dtype, like.device.type, timing.level(part.density)
+
+
 def add_entries(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:
     """into += sign times the wanted entries of left^T right; left is (n, rows), right (n, width)."""
     if left.shape[0] == 0:
         return
     ways: dict[str, Callable[[Tensor], None]] = {"whole": lambda out: _whole(part, left, right, sign, out)}
     if left.device.type == "cpu" and left.dtype in (torch.float32, torch.float64):
-        ways = {
-            "tiles": lambda out: _tiles(part, left, right, sign, out),
-            "dots": lambda out: _dots(part, left, right, sign, out),
-        }
-    case = ("entries", left.shape, right.shape, left.dtype, left.device.type, timing.level(part.density))
+        ways["tiles"] = lambda out: _tiles(part, left, right, sign, out)
+        ways["dots"] = lambda out: _dots(part, left, right, sign, out)
     trials = {name: lambda run=run: run(torch.zeros_like(into)) for name, run in ways.items()}
-    ways[timing.fastest(case, trials, left.device)](into)
+    ways[timing.fastest(case_of(part, left.shape[0], left), trials, left.device)](into)
 
 
 def _whole(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:

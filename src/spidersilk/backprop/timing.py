@@ -25,13 +25,21 @@ def fastest(case: Hashable, ways: Mapping[str, Callable[[], object]], device: to
         return _forced[-1]
     if len(ways) == 1 or torch.are_deterministic_algorithms_enabled():
         return next(iter(ways))
-    case = (case, torch.get_num_threads())
-    if case not in _known:
+    if found(case) is None:
         rounds = [[_clock(way, device) for way in ways.values()] for _ in range(1 + ROUNDS)]
         times = [min(column) for column in zip(*rounds[1:], strict=True)]  # the first round is a warm-up
         best = times.index(min(times))
-        _known[case] = list(ways)[best if times[best] < MARGIN * times[0] else 0]
-    return _known[case]
+        _known[_here(case)] = list(ways)[best if times[best] < MARGIN * times[0] else 0]
+    return _known[_here(case)]
+
+
+def found(case: Hashable) -> str | None:
+    """What was found for a case, None if it has not come up."""
+    return _known.get(_here(case))
+
+
+def _here(case: Hashable) -> Hashable:
+    return case, torch.get_num_threads()
 
 
 def known() -> dict[Hashable, str]:
