@@ -17,7 +17,7 @@ from spidersilk.backprop.sparse_forward import relative_bias, sparse_linear
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=20_000)
+    parser.add_argument("--draws", type=int, default=5000)
     parser.add_argument("--share", type=float, default=0.1, help="half of it top, half random")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
