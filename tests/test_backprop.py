@@ -212,6 +212,20 @@ def test_embedding(rows_of: int, width: int, tokens: list[int], padding: int | N
         check(params, check_embedding, selection, captured=captured)
 
 
+@pytest.mark.parametrize("pick", PICKS)
+@pytest.mark.parametrize("padding", [None, 3, -1])
+@pytest.mark.parametrize("size", [8, 400])  # of a large table, only the tokens that occur are looked at
+def test_embedding_with_padding(size: int, padding: int | None, pick: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Embedding(size, 3, padding).double()
+    params = list(model.parameters())
+    tokens = torch.tensor([3, 3, 0, size - 1, 1, size - 1, 5])
+    wanted = torch.tensor([0, 3, size - 1])
+    entry = torch.arange(3) if pick == "rows" else torch.tensor([0, 2])
+    places = (wanted[:, None] * 3 + entry).view(-1)
+    check(params, backward(model, tokens), (places, torch.arange(12, 15)), captured=params)
+
+
 # Ways to use a weight.
 
 
