@@ -79,5 +79,7 @@ def test_every_source_module_has_its_tests() -> None:
         short = name.removeprefix("spidersilk.")
         if short.startswith("lab"):
             short = "lab_data" if short in ("lab.data", "lab.files", "lab.models") else "lab"
+        if short.startswith("backprop"):
+            short = "sparse_backward" if short in ("backprop.evaluate", "backprop.sparse_forward") else "backprop"
         if not short.startswith("kernels"):
             assert (ROOT / "tests" / f"{elsewhere.get(short, 'test_' + short)}.py").exists(), short

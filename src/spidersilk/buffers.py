@@ -6,7 +6,7 @@ import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -32,10 +32,10 @@ class BufferGuard:
         self._before: list[_Saved] = []
 
     @contextmanager
-    def at_current(self) -> Iterator[None]:
-        """Remember the buffers as they are before this evaluation."""
+    def at_current(self, notice: bool = True) -> Iterator[None]:
+        """Remember the buffers as they are before this evaluation; without `notice`, those of known modules only."""
         self._before = _snapshot(self._known)
-        with self._noticing(self._before):
+        with self._noticing(self._before) if notice else nullcontext():
             yield
 
     @contextmanager

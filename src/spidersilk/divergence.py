@@ -32,7 +32,7 @@ class Guard:
 
     def watch(self, vectors: Sequence[Tensor], step: int, inner_step: int) -> Tensor | None:
         """Check the vectors. On CUDA: a boolean, true from the first step on at which they were not finite."""
-        finite = [torch.isfinite(torch.linalg.vector_norm(v, ord=float("inf"))) for v in vectors if v.numel()]
+        finite = [_is_finite(v) for v in vectors if v.numel()]
         if self._device is None:
             if not all(map(bool, finite)):
                 raise self._error(step, inner_step)
@@ -78,6 +78,12 @@ _FIRST, _LONGEST = 1 << 62, 1 << 24  # the mark before all others; no loop is lo
 
 def _mark(step: int, inner_step: int) -> int:
     return _FIRST - step * _LONGEST - min(inner_step, _LONGEST - 1)
+
+
+def _is_finite(v: Tensor) -> Tensor:
+    if v.device.type == "cpu":  # aminmax keeps nan, and is ten times as fast there
+        return torch.isfinite(torch.stack(torch.aminmax(v))).all()
+    return torch.isfinite(torch.linalg.vector_norm(v, ord=float("inf")))
 
 
 class Secants:

@@ -17,13 +17,14 @@ __all__ = ["SVRG", "SparseSGD", "SparseSVRG", "SparseSpiderBoost", "SpiderBoost"
 
 
 class Common(TypedDict, total=False):
-    """Keywords that every named optimizer takes; `VarianceReduced` describes the last four."""
+    """Keywords that every named optimizer takes; `VarianceReduced` describes the last five."""
 
     momentum: float
     weight_decay: float
     inner_steps: int | str | InnerLength | None
     max_norm: float | None
     backend: str
+    sparse_backward: bool | str
     generator: torch.Generator | None
 
 

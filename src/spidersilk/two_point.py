@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from spidersilk.buffers import BufferGuard
+
+if TYPE_CHECKING:
+    from spidersilk.backprop import Capture
 
 Closure = Callable[[], Any]
 
@@ -31,10 +34,15 @@ class TwoPoint:
         self._buffers: BufferGuard | None = None
         self._seen_values = False
 
-    def at_current(self, closure: Closure, then_reference: bool = False) -> Any:
-        """Evaluate at the parameters as they are; remember what `at_reference` needs if it is to follow."""
+    def at_current(
+        self, closure: Closure, then_reference: bool = False, capture: Capture | None = None, notice: bool = True
+    ) -> Any:
+        """Evaluate at the parameters as they are; remember what `at_reference` needs if it is to follow.
+
+        With a `capture`, gradients go there as well as to `p.grad`. `notice`: look for modules not seen before.
+        """
         if not then_reference:
-            return self._run(closure, "current")
+            return self._run(closure, "current", capture)
         if self._buffers is None:
             self._buffers = BufferGuard(self.params)
         if capturing() and self._draws is not False:
@@ -43,14 +51,21 @@ class TwoPoint:
                 "use a model without dropout and the like, and run a small step before the capture, which shows it"
             )
         self._randomness = self._random_state()
-        with self._buffers.at_current():
-            return self._run(closure, "current")
+        with self._buffers.at_current(notice):
+            return self._run(closure, "current", capture)
 
-    def at_reference(self, closure: Closure, points: Sequence[Tensor]) -> Any:
+    def at_current_again(self, closure: Closure, then_reference: bool = False) -> Any:
+        """Evaluate as the last `at_current` with `then_reference` did; randomness and buffers stay as it left them."""
+        return self._replay(closure, [p.data for p in self.params], "current", None)
+
+    def at_reference(self, closure: Closure, points: Sequence[Tensor], capture: Capture | None = None) -> Any:
         """Evaluate with the values of `points`, and the randomness and buffers that the last `at_current` began with.
 
         Parameters, buffers and random state are afterwards as before, also if the closure raises.
         """
+        return self._replay(closure, points, "reference", capture)
+
+    def _replay(self, closure: Closure, points: Sequence[Tensor], point: str, capture: Capture | None) -> Any:
         assert self._buffers is not None
         after = self._random_state()
         if not capturing():
@@ -59,11 +74,11 @@ class TwoPoint:
         self._set_random_state(self._randomness)
         try:
             with swapped(self.params, points), self._buffers.at_reference():
-                return self._run(closure, "reference")
+                return self._run(closure, point, capture)
         finally:
             self._set_random_state(after)
 
-    def _run(self, closure: Closure, point: str) -> Any:
+    def _run(self, closure: Closure, point: str, capture: Capture | None) -> Any:
         for p in self.params:
             p.grad = None
         versions = [p._version for p in self.params]
@@ -71,14 +86,15 @@ class TwoPoint:
         torch.clear_autocast_cache()  # an autocast around the step would keep casts of the other point's weights
         self.evaluating = point
         try:
-            with torch.enable_grad():
+            sign = 1.0 if point == "current" else -1.0
+            with torch.enable_grad(), nullcontext() if capture is None else capture.evaluation(sign):
                 loss = closure()
         finally:
             self.evaluating = None
             torch.clear_autocast_cache()
         if loss is None:
             raise RuntimeError("the closure returned None: let it return the loss")
-        if all(p.grad is None for p in self.params):
+        if all(p.grad is None for p in self.params) and not (capture is not None and capture.caught):
             raise RuntimeError("the closure left no gradient in any parameter: let it call loss.backward()")
         # In-place changes raise the version; changes through .data do not, so the first evaluation compares values.
         changed = versions != [p._version for p in self.params]

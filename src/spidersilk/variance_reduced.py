@@ -12,7 +12,8 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from spidersilk.checks import check_same_settings, resolve_counts
+from spidersilk.backprop.evaluate import Evaluator
+from spidersilk.checks import check_choice, check_same_settings, resolve_counts
 from spidersilk.choices import check_adaptive, check_base, check_choices, errors_are_independent
 from spidersilk.diagnostics import QueryCounter
 from spidersilk.divergence import Guard, Secants
@@ -43,6 +44,8 @@ class VarianceReduced(Optimizer):
         which ends a loop when v has become too noisy (`Adaptive(...)` sets how noisy).
     max_norm: clips the v that moves x to this norm; the running estimate stays as it is. Do not clip inside the
         closure: it would spoil the differences.
+    sparse_backward: whether small steps compute the selected gradient entries alone where a layer has a rule for it;
+        "auto" does so where it is the faster way.
     generator: seeds the selections, once; torch's default one if None.
 
     After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None: nothing of
@@ -61,8 +64,10 @@ class VarianceReduced(Optimizer):
         inner_steps: int | str | InnerLength | None = None,
         max_norm: float | None = None,
         backend: str = "auto",
+        sparse_backward: bool | str = "auto",
         generator: torch.Generator | None = None,
     ):
+        check_choice("sparse_backward", sparse_backward, (True, False, "auto"))
         check_base(base_optimizer, move, anchor_move)
         self.scaling = check_choices(reference, move, choose, anchor_move, sparsity)
         if max_norm is not None and not max_norm > 0:
@@ -74,7 +79,7 @@ class VarianceReduced(Optimizer):
         self.base = base_optimizer
         self.defaults = base_optimizer.defaults
         self.reference, self.move, self.choose, self.anchor_move = reference, move, choose, anchor_move
-        self.sparsity, self.max_norm = sparsity, max_norm
+        self.sparsity, self.max_norm, self.sparse_backward = sparsity, max_norm, sparse_backward
         self._choices = Choices(reference, self.scaling, move, choose, anchor_move, sparsity, max_norm)
         self.inner_length = length
         self.steps = 0  # updates done
@@ -255,13 +260,7 @@ class VarianceReduced(Optimizer):
         """v from a small batch at two points (lines 10-11), M (line 12), and a move (line 9)."""
         inner_step = self.inner_step + 1
         selections = work.select()  # M alone decides it, so it is drawn before any gradient is known
-        loss = self._points.at_current(closure, then_reference=self.reference is not None)
-        values = work.vectors.read(selections, self._ops)
-        before = None
-        if self.reference is not None:
-            before = self._points.at_reference(closure, work.vectors.points)
-            for at_current, at_point in zip(values, work.vectors.read(selections, self._ops), strict=True):
-                at_current.sub_(at_point)
+        loss, before, values = self._evaluator.evaluate(closure, selections)
         density = sum(x.numel() for x in values) / work.d
         self._queries.add(samples, 1 if self.reference is None else 2, density)
         if self.reference is not None and inner_step == 1 and not capturing():  # what a DivergenceError will tell of
@@ -308,6 +307,8 @@ class VarianceReduced(Optimizer):
         if self._work is None:
             self._work = Mechanics(self.base, self.state, self._choices, self._stream, self._ops)
             self._points = TwoPoint(self._work.vectors.params)
+            two_points = self.reference is not None
+            self._evaluator = Evaluator(self._points, self._work.vectors, self._ops, two_points, self.sparse_backward)
             self._guard = Guard([slab.device for slab in self._work.slabs], self._divergence)
             self._trained = trained
         elif len(trained) != len(self._trained) or any(p is not q for p, q in zip(trained, self._trained, strict=True)):

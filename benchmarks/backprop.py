@@ -1,0 +1,227 @@
+"""Gradients at 10 % of the coordinates against dense autograd, taken in turns; one thread, medians of the ratios.
+
+python benchmarks/backprop.py --save
+
+Two points: a closure at the current and at the reference point, wanted differences in one vector (the plan of what is
+wanted is made anew each time), over two ordinary evaluations of the same closure. One point: a small step of SparseSGD
+with one choice of rows per anchor, over a step of SGD.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from record import save
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import spidersilk as silk
+from spidersilk.backprop import Capture, Wanted
+from spidersilk.flat import make_slabs
+from spidersilk.kernels import dispatch
+from spidersilk.lab import models
+from spidersilk.lab.tasks.language import LanguageModel
+from spidersilk.lab.tasks.ranking import Factors
+from spidersilk.selection import RTop, Selection
+from spidersilk.streams import Stream
+from spidersilk.two_point import swapped
+
+
+@dataclass
+class Case:
+    model: nn.Module
+    loss_of: Callable[[nn.Module], Tensor]
+
+    def loss(self) -> Tensor:
+        return self.loss_of(self.model)
+
+
+def images(model: nn.Module, batch: int) -> Case:
+    x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
+    return Case(model, lambda model: F.cross_entropy(model(x), y))
+
+
+def wide(*widths: int) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inside, outside in pairwise(widths):
+        layers += [nn.Linear(inside, outside), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def language() -> Case:
+    model = LanguageModel(1000, 200, 200)
+    tokens, state = torch.randint(1000, (20, 36)), (torch.zeros(1, 20, 200), torch.zeros(1, 20, 200))
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(tokens[:, :-1], state)[0].reshape(-1, 1000), tokens[:, 1:].reshape(-1))
+
+    return Case(model, loss)
+
+
+def ranking() -> Case:
+    model = Factors(6040, 3706, 20)
+    users, better, worse = (torch.randint(n, (1000,)) for n in (6040, 3706, 3706))
+    return Case(model, lambda model: F.softplus(model(users, worse) - model(users, better)).mean())
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "FC 3072-100-10, b = 100": lambda: images(models.fully_connected(), 100),
+    "FC 3072-1000-10, b = 100": lambda: images(wide(3072, 1000, 10), 100),
+    "FC 3072-1000-1000-10, b = 100": lambda: images(wide(3072, 1000, 1000, 10), 100),
+    "CNN, b = 100": lambda: images(models.convolutional(), 100),
+    "ResNet-18, b = 20": lambda: images(models.resnet18(), 20),
+    "LSTM 200, vocabulary 1000, 20 x 35": language,
+    "BPR, rank 20, b = 1000": ranking,
+}
+
+
+def coordinates(params: list[Tensor], share: float) -> tuple[Tensor, Tensor]:
+    """As many top as random coordinates; which ones does not matter here."""
+    d = sum(p.numel() for p in params)
+    drawn = torch.randperm(d)[: int(d * share)]
+    return drawn[::2].sort().values, drawn[1::2].sort().values
+
+
+def rows(params: list[Tensor], share: float) -> tuple[Tensor, Tensor]:
+    """Whole rows of every tensor, at least this share of each; of a vector, entries."""
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    begin = 0
+    for p in params:
+        width = p[0].numel()
+        drawn = torch.randperm(p.shape[0])[: _share_of(p.shape[0], share)]
+        for number, chosen in enumerate((drawn[::2], drawn[1::2])):
+            found[number].append(begin + (chosen.sort().values[:, None] * width + torch.arange(width)).view(-1))
+        begin += p.numel()
+    return torch.cat(found[0]), torch.cat(found[1])
+
+
+def two_points(case: Case, selection: tuple[Tensor, Tensor]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The sparse difference, and two dense evaluations."""
+    (slab,) = make_slabs([{"params": list(case.model.parameters())}])
+    ops = dispatch.find("auto", [(slab.device, slab.dtype)])
+    points = [p.detach() + 1e-3 for p in slab.params]
+
+    def clear() -> None:
+        for p in slab.params:
+            p.grad = None
+
+    def sparse() -> None:
+        capture = Capture([Wanted(slab.params, *selection)], ops)
+        clear()
+        with capture.evaluation(1.0):
+            case.loss().backward()
+        clear()
+        with swapped(slab.params, points), capture.evaluation(-1.0):
+            case.loss().backward()
+        capture.values()
+
+    def dense() -> None:
+        clear()
+        case.loss().backward()
+        clear()
+        with swapped(slab.params, points):
+            case.loss().backward()
+
+    return sparse, dense
+
+
+@dataclass(frozen=True)
+class TopRows(RTop):
+    """Rows of every tensor at the share k1, those of the largest |M|; stands in for a selection of groups."""
+
+    def draw(self, memory: Tensor, sizes: Sequence[int], stream: Stream, ops: Any, hint: Any = None) -> Selection:
+        stream.next()
+        found, begin = [], 0
+        for shape in SHAPES:
+            size, width = math.prod(shape), math.prod(shape[1:])
+            norms = memory[begin : begin + size].view(-1, width).norm(dim=1)
+            best = norms.topk(_share_of(len(norms), float(self.k1))).indices.sort().values
+            found.append(begin + (best[:, None] * width + torch.arange(width)).view(-1))
+            begin += size
+        return Selection(torch.cat(found), torch.empty(0, dtype=torch.int64), 1.0, begin)
+
+
+SHAPES: list[tuple[int, ...]] = []  # of the parameters in use
+
+
+def one_point(case: Case, share: float) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A small step of SparseSGD, and a step of SGD, on two copies of the model."""
+    twin = copy.deepcopy(case)
+    SHAPES[:] = [tuple(p.shape) for p in case.model.parameters()]
+    base = torch.optim.SGD(case.model.parameters(), 1e-6)
+    ours = silk.VarianceReduced(base, None, move="selected", choose="anchor", sparsity=TopRows(share, 0))
+    sgd = torch.optim.SGD(twin.model.parameters(), 1e-6)
+
+    def evaluate(case: Case, optimizer: torch.optim.Optimizer) -> Tensor:
+        optimizer.zero_grad()
+        loss = case.loss()
+        loss.backward()
+        return loss
+
+    ours.step(lambda: evaluate(case, ours), anchor=True)
+    for _ in range(8):  # the optimizer's own trials
+        ours.step(lambda: evaluate(case, ours), anchor=False)
+    return lambda: ours.step(lambda: evaluate(case, ours), anchor=False), lambda: sgd.step(lambda: evaluate(twin, sgd))
+
+
+def _share_of(rows: int, share: float) -> int:
+    return -(-int(rows * share * 1000) // 1000)
+
+
+def compare(ours: Callable[[], object], theirs: Callable[[], object], seconds: float) -> tuple[float, float, float]:
+    """The median ratio of neighbouring runs, and the least times of both in ms."""
+    for work in (ours, theirs, ours, theirs):
+        work()
+    spent: list[tuple[float, float]] = []
+    start = time.perf_counter()
+    while len(spent) < 7 or (time.perf_counter() - start < seconds and len(spent) < 400):
+        spent.append((_clock(ours), _clock(theirs)))
+    ratio = statistics.median(a / b for a, b in spent)
+    return ratio, *(1e3 * min(column) for column in zip(*spent, strict=True))  # pyright: ignore
+
+
+def _clock(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--share", type=float, default=0.1)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each entry of the table")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--save", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    figures: dict[str, dict[str, float]] = {}
+    for name, make in CASES.items():
+        if given.only not in name:
+            continue
+        for kind, draw in (("coordinates", coordinates), ("rows", rows)):
+            torch.manual_seed(0)
+            case = make()
+            selection = draw(list(case.model.parameters()), given.share)
+            ratio, ours, theirs = compare(*two_points(case, selection), given.seconds)
+            figures.setdefault(name, {})[f"two points, {kind}"] = round(ratio, 3)
+            print(f"{name:36} two points, {kind:12} {ratio:6.3f}   {ours:8.2f} / {theirs:8.2f} ms", flush=True)
+        torch.manual_seed(0)
+        ratio, ours, theirs = compare(*one_point(make(), given.share), given.seconds)
+        figures[name]["one point, rows"] = round(ratio, 3)
+        print(f"{name:36} one point,  rows         {ratio:6.3f}   {ours:8.2f} / {theirs:8.2f} ms", flush=True)
+    if given.save:
+        save(f"backprop_cpu_{given.threads}", [0], {"threads": given.threads, "share": given.share, **figures})
+
+
+if __name__ == "__main__":
+    main()
