@@ -1,24 +1,23 @@
 """Gradients at 10 % of the coordinates against dense autograd, taken in turns; one thread, medians of the ratios.
 
 python benchmarks/backprop.py --save
+python benchmarks/backprop.py --device cuda --save
 
-Two points: a closure at the current and at the reference point, wanted differences in one vector (the plan of what is
-wanted is made anew each time), over two ordinary evaluations of the same closure. One point: a small step of SparseSGD
-with one choice of rows per anchor, over a step of SGD.
+Two points: a closure at the current and at the reference point, wanted differences in one vector, over two ordinary
+evaluations of the same closure. The plan of what is wanted is made anew each time on a CPU, as for a selection drawn at
+every step, and once on CUDA, as for one drawn at every anchor. One point: a small step of SparseSGD with one choice of
+rows per anchor, over a step of SGD; "auto" on a CPU, always sparse on CUDA. CUDA runs in TF32.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
-
 import torch
 from record import save
 from torch import Tensor, nn
@@ -31,8 +30,6 @@ from spidersilk.kernels import dispatch
 from spidersilk.lab import models
 from spidersilk.lab.tasks.language import LanguageModel
 from spidersilk.lab.tasks.ranking import Factors
-from spidersilk.selection import RTop, Selection
-from spidersilk.streams import Stream
 from spidersilk.two_point import swapped
 
 
@@ -45,9 +42,12 @@ class Case:
         return self.loss_of(self.model)
 
 
+DEVICE = torch.device("cpu")
+
+
 def images(model: nn.Module, batch: int) -> Case:
-    x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
-    return Case(model, lambda model: F.cross_entropy(model(x), y))
+    x, y = torch.randn(batch, 3, 32, 32, device=DEVICE), torch.randint(10, (batch,), device=DEVICE)
+    return Case(model.to(DEVICE), lambda model: F.cross_entropy(model(x), y))
 
 
 def wide(*widths: int) -> nn.Module:
@@ -58,8 +58,9 @@ def wide(*widths: int) -> nn.Module:
 
 
 def language() -> Case:
-    model = LanguageModel(1000, 200, 200)
-    tokens, state = torch.randint(1000, (20, 36)), (torch.zeros(1, 20, 200), torch.zeros(1, 20, 200))
+    model = LanguageModel(1000, 200, 200).to(DEVICE)
+    tokens = torch.randint(1000, (20, 36), device=DEVICE)
+    state = torch.zeros(1, 20, 200, device=DEVICE), torch.zeros(1, 20, 200, device=DEVICE)
 
     def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(tokens[:, :-1], state)[0].reshape(-1, 1000), tokens[:, 1:].reshape(-1))
@@ -68,8 +69,8 @@ def language() -> Case:
 
 
 def ranking() -> Case:
-    model = Factors(6040, 3706, 20)
-    users, better, worse = (torch.randint(n, (1000,)) for n in (6040, 3706, 3706))
+    model = Factors(6040, 3706, 20).to(DEVICE)
+    users, better, worse = (torch.randint(n, (1000,), device=DEVICE) for n in (6040, 3706, 3706))
     return Case(model, lambda model: F.softplus(model(users, worse) - model(users, better)).mean())
 
 
@@ -79,6 +80,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "FC 3072-1000-1000-10, b = 100": lambda: images(wide(3072, 1000, 1000, 10), 100),
     "CNN, b = 100": lambda: images(models.convolutional(), 100),
     "ResNet-18, b = 20": lambda: images(models.resnet18(), 20),
+    "ResNet-18, b = 100": lambda: images(models.resnet18(), 100),
     "LSTM 200, vocabulary 1000, 20 x 35": language,
     "BPR, rank 20, b = 1000": ranking,
 }
@@ -109,13 +111,15 @@ def two_points(case: Case, selection: tuple[Tensor, Tensor]) -> tuple[Callable[[
     (slab,) = make_slabs([{"params": list(case.model.parameters())}])
     ops = dispatch.find("auto", [(slab.device, slab.dtype)])
     points = [p.detach() + 1e-3 for p in slab.params]
+    selection = selection[0].to(DEVICE), selection[1].to(DEVICE)
+    plan = [Wanted(slab.params, *selection)]
 
     def clear() -> None:
         for p in slab.params:
             p.grad = None
 
     def sparse() -> None:
-        capture = Capture([Wanted(slab.params, *selection)], ops)
+        capture = Capture(plan if DEVICE.type == "cuda" else [Wanted(slab.params, *selection)], ops)
         clear()
         with capture.evaluation(1.0):
             case.loss().backward()
@@ -134,31 +138,19 @@ def two_points(case: Case, selection: tuple[Tensor, Tensor]) -> tuple[Callable[[
     return sparse, dense
 
 
-@dataclass(frozen=True)
-class TopRows(RTop):
-    """Rows of every tensor at the share k1, those of the largest |M|; stands in for a selection of groups."""
-
-    def draw(self, memory: Tensor, sizes: Sequence[int], stream: Stream, ops: Any, hint: Any = None) -> Selection:
-        stream.next()
-        found, begin = [], 0
-        for shape in SHAPES:
-            size, width = math.prod(shape), math.prod(shape[1:])
-            norms = memory[begin : begin + size].view(-1, width).norm(dim=1)
-            best = norms.topk(_share_of(len(norms), float(self.k1))).indices.sort().values
-            found.append(begin + (best[:, None] * width + torch.arange(width)).view(-1))
-            begin += size
-        return Selection(torch.cat(found), torch.empty(0, dtype=torch.int64), 1.0, begin)
-
-
-SHAPES: list[tuple[int, ...]] = []  # of the parameters in use
-
-
 def one_point(case: Case, share: float) -> tuple[Callable[[], object], Callable[[], object]]:
     """A small step of SparseSGD, and a step of SGD, on two copies of the model."""
     twin = copy.deepcopy(case)
-    SHAPES[:] = [tuple(p.shape) for p in case.model.parameters()]
     base = torch.optim.SGD(case.model.parameters(), 1e-6)
-    ours = silk.VarianceReduced(base, None, move="selected", choose="anchor", sparsity=TopRows(share, 0))
+    sparse = "auto" if next(case.model.parameters()).device.type == "cpu" else True
+    ours = silk.VarianceReduced(
+        base,
+        None,
+        move="selected",
+        choose="anchor",
+        sparsity=silk.RTop(share, 0.0, groups="rows"),
+        sparse_backward=sparse,
+    )
     sgd = torch.optim.SGD(twin.model.parameters(), 1e-6)
 
     def evaluate(case: Case, optimizer: torch.optim.Optimizer) -> Tensor:
@@ -192,21 +184,27 @@ def compare(ours: Callable[[], object], theirs: Callable[[], object], seconds: f
 def _clock(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each entry of the table")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
+    global DEVICE
+    DEVICE = torch.device(given.device)
     torch.set_num_threads(given.threads)
+    torch.backends.cuda.matmul.allow_tf32 = True
     figures: dict[str, dict[str, float]] = {}
     for name, make in CASES.items():
-        if given.only not in name:
+        if given.only not in name or (given.device == "cpu" and name == "ResNet-18, b = 100"):
             continue
         for kind, draw in (("coordinates", coordinates), ("rows", rows)):
             torch.manual_seed(0)
@@ -220,7 +218,8 @@ def main() -> None:
         figures[name]["one point, rows"] = round(ratio, 3)
         print(f"{name:36} one point,  rows         {ratio:6.3f}   {ours:8.2f} / {theirs:8.2f} ms", flush=True)
     if given.save:
-        save(f"backprop_cpu_{given.threads}", [0], {"threads": given.threads, "share": given.share, **figures})
+        name = f"backprop_cpu_{given.threads}" if given.device == "cpu" else "backprop_cuda"
+        save(name, [0], {"threads": given.threads, "share": given.share, "ratios": figures})
 
 
 if __name__ == "__main__":
