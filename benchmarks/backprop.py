@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+
 import torch
 from record import save
 from torch import Tensor, nn

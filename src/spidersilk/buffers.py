@@ -24,9 +24,9 @@ class BufferGuard:
     """Knows the modules that hold `params`, all modules around them, and every module called under it so far.
 
     The first are found among the live objects, so that compiled functions and methods other than `forward` are covered;
-    the last by wrapping `nn.Module.__call__`, so that a part of the model without parameters of ours is covered too. The
-    wrapping takes half a millisecond, as it clears caches of the interpreter: once `QUIET` evaluations have shown no new
-    module, it is done in one of `QUIET` only.
+    the last by wrapping `nn.Module.__call__`, so that a part of the model without parameters of ours is covered too.
+    Wrapping takes half a millisecond, as it clears caches of the interpreter: once `QUIET` evaluations have shown no
+    new module, it is done in one of `QUIET` only.
     """
 
     QUIET = 16
