@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -174,7 +175,7 @@ def plot(figures: dict[str, dict[str, float]], unit: str, floor: dict[str, float
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.8))
+    figure, axes = plt.subplots(figsize=(10, 4.8))
     for label, line in figures.items():
         mine = "numba" in label or "triton" in label
         sizes = [int(d) for d in line]
@@ -183,7 +184,7 @@ def plot(figures: dict[str, dict[str, float]], unit: str, floor: dict[str, float
     axes.loglog([int(d) for d in floor], list(floor.values()), "k:", label=label)
     axes.set(xlabel="parameters d", ylabel=unit)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.tight_layout()
     figure.savefig(RESULTS / f"{name}.png", dpi=120)
 
@@ -195,7 +196,14 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each entry of the table")
     parser.add_argument("--save", action="store_true")
+    parser.add_argument(
+        "--redraw", metavar="NAME", help="only draw the picture of results/NAME.json anew"
+    )
     given = parser.parse_args()
+    if given.redraw:
+        kept = json.loads((RESULTS / f"{given.redraw}.json").read_text())["figures"]
+        plot(kept["times"], kept["unit"], kept[f"floor of {BYTES} bytes"], given.redraw)
+        return
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     on_cpu = given.device == "cpu"
