@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+RUNS := $(VENV)/.ready-to-run
+READY := $(VENV)/.ready-to-test
 
 .PHONY: demo test lint bench clean help
 
@@ -12,12 +13,16 @@ help:
 	@echo "make lint   ruff and pyright"
 	@echo "make bench  the published benchmarks; set SPIDERSILK_DATA to the folder that holds w8a/w8a.gz"
 
-$(READY): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'
+	touch $@
+
+$(READY): $(RUNS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
 	touch $@
 
-demo: $(READY)
+demo: $(RUNS)
 	$(BIN)/spidersilk demo
 
 test: $(READY)
@@ -28,7 +33,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: $(READY)
+bench: $(RUNS)
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/logistic.py
 

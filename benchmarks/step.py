@@ -196,9 +196,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each entry of the table")
     parser.add_argument("--save", action="store_true")
-    parser.add_argument(
-        "--redraw", metavar="NAME", help="only draw the picture of results/NAME.json anew"
-    )
+    parser.add_argument("--redraw", metavar="NAME", help="only draw the picture of results/NAME.json anew")
     given = parser.parse_args()
     if given.redraw:
         kept = json.loads((RESULTS / f"{given.redraw}.json").read_text())["figures"]

@@ -11,6 +11,8 @@ import permutation
 import pytest
 import torch
 from cases import METHODS, mlp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton", reason="needs triton")
@@ -73,6 +75,14 @@ def test_selects_as_torch_does(name: str, dtype: torch.dtype) -> None:
 def test_any_counts(k1: int, k2: int) -> None:
     check(inputs("random", 600, torch.float32), k1, k2)
     check(inputs("tied", 600, torch.float32), k1, k2)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0**-149, 3e38, 1.0 + 2**-23, -7.5]), min_size=1), st.data())
+def test_on_any_input(entries: list[float], data: st.DataObject) -> None:
+    memory = torch.tensor(entries, dtype=data.draw(st.sampled_from(DTYPES)))
+    k1 = data.draw(st.integers(0, len(entries)))
+    check(memory, k1, data.draw(st.integers(0, len(entries) - k1)), data.draw(st.integers(0, 2**63 - 1)))
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 255, 256, 257, 512])
