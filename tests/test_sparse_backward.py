@@ -108,28 +108,21 @@ def test_randomness_and_buffers_are_as_after_one_evaluation_when_a_capture_is_sp
     torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("faster", [True, False])
-def test_auto_keeps_the_faster_way(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "SMALLEST", 0)
-    at = cases.mlp()
-    optimizer = silk.SparseSVRG(at.model.parameters(), lr=0.01)
-    clock = iter(range(10**6))
-    pending: list[float] = []
-
-    def fake() -> float:
-        """The second reading of a pair is late by what the way costs."""
-        if pending:
-            return pending.pop()
-        start = float(next(clock)) * 100
-        ours = len(optimizer._evaluator._spent[True]) <= len(optimizer._evaluator._spent[False])
-        pending.append(start + (1 if ours == faster else 2))
-        return start
-
-    monkeypatch.setattr(evaluate.time, "perf_counter", fake)
-    for step in range(12):
-        optimizer.step(at.closure(optimizer, torch.arange(5)), anchor=step == 0)
-    assert not optimizer._evaluator._undecided
-    assert optimizer._evaluator.sparse is faster
+def test_auto_captures_rows_of_large_weights_and_never_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_clock", lambda *_: pytest.fail("timed"))
+    for groups, large, captures in (("rows", 0, True), (None, 0, False), ("rows", 10**6, False)):
+        monkeypatch.setattr(evaluate, "LARGE", large)
+        runs = []
+        for sparse in ("auto", False):
+            at = cases.mlp()
+            seed = torch.Generator().manual_seed(7)
+            optimizer = silk.SparseSVRG(
+                at.model.parameters(), 0.01, groups=groups, generator=seed, sparse_backward=sparse
+            )
+            runs.append(trajectory(at, optimizer))
+            assert (optimizer._evaluator._captures > 0) is (captures and sparse == "auto")
+        for a, b in zip(*runs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 def test_small_models_are_left_to_autograd_and_unknown_settings_refused() -> None:

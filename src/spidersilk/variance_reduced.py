@@ -45,7 +45,7 @@ class VarianceReduced(Optimizer):
     max_norm: clips the v that moves x to this norm; the running estimate stays as it is. Do not clip inside the
         closure: it would spoil the differences.
     sparse_backward: whether small steps compute the selected gradient entries alone where a layer has a rule for it;
-        "auto" does so where it is the faster way.
+        "auto" does so for whole rows of large weights on a CPU.
     generator: seeds the selections, once; torch's default one if None.
 
     After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None: nothing of

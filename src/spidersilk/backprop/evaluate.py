@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
+from spidersilk.backprop import timing
 from spidersilk.backprop.context import Capture
-from spidersilk.backprop.rules import SMALLEST
 from spidersilk.backprop.wanted import Wanted
 from spidersilk.kernels.dispatch import Ops
 from spidersilk.selection import Selection
 from spidersilk.two_point import TwoPoint
 from spidersilk.vectors import Vectors
 
-TRIALS = 3  # of each way
+LARGE = 1 << 20  # entries of a weight from which whole rows of its gradient are surely the faster way
+TRIALS = 3  # captures until the buffers in use are known
 
 
 class Evaluated(NamedTuple):
@@ -29,35 +29,27 @@ class Evaluated(NamedTuple):
 class Evaluator:
     """Evaluates closures; with a capture where that pays.
 
-    `sparse`: True captures at every step, False at none. "auto" does so on the CPU, if a few steps taken in turns show
-    it to be the faster way; under `torch.use_deterministic_algorithms` it does not look at the clock. A closure that
-    spoils a capture is evaluated again without one, from the same random state and buffers, and from then on always.
+    `sparse`: True captures at every step, and each layer takes the way that the clock shows to be the fastest. "auto"
+    does not look at the clock, so that equal runs stay equal to the bit: it captures selections of whole rows on a CPU,
+    if a weight has `LARGE` entries. False captures nothing. A closure that spoils a capture is evaluated again without
+    one, from the same random state and buffers, and from then on always.
     """
 
     def __init__(self, points: TwoPoint, vectors: Vectors, ops: Ops, two_points: bool, sparse: bool | str):
         self.points, self.vectors, self.ops, self.two_points = points, vectors, ops, two_points
         on_cpu = all(slab.device.type == "cpu" for slab in vectors.slabs)
-        large = max(p.numel() for p in vectors.params) >= SMALLEST
-        self.sparse = (on_cpu and large) if sparse == "auto" else bool(sparse)
-        self._undecided = sparse == "auto" and self.sparse
-        self._spent: dict[bool, list[float]] = {True: [], False: []}
+        self.auto = sparse == "auto"
+        large = max(p.numel() if p.dim() > 1 else 0 for p in vectors.params) >= LARGE
+        self.sparse = on_cpu and large if self.auto else bool(sparse)
         self._captures = 0
         self._wanted: tuple[list[Selection], list[Wanted]] = [], []
 
     def evaluate(self, closure: Callable[[], Any], selections: Sequence[Selection | None]) -> Evaluated:
         chosen = [s for s in selections if s is not None]
-        if not self.sparse or len(chosen) < len(selections):
+        if not self.sparse or len(chosen) < len(selections) or (self.auto and any(s.picked is None for s in chosen)):
             return self._dense(closure, selections)
-        if not self._undecided or torch.are_deterministic_algorithms_enabled():
+        with timing.untimed() if self.auto else nullcontext():
             return self._sparse(closure, chosen)
-        ours, theirs = self._spent[True], self._spent[False]
-        way = len(ours) <= len(theirs)
-        start = time.perf_counter()
-        found = self._sparse(closure, chosen) if way else self._dense(closure, selections)
-        self._spent[way].append(time.perf_counter() - start)
-        if len(theirs) > TRIALS and self.sparse:  # the first of each is a warm-up
-            self._undecided, self.sparse = False, min(ours[1:]) <= min(theirs[1:])
-        return found
 
     def _dense(
         self, closure: Callable[[], Any], selections: Sequence[Selection | None], again: bool = False

@@ -13,19 +13,20 @@ ROUNDS = 5
 MARGIN = 0.9  # of the first way's time, below which another one is taken
 _known: dict[Hashable, str] = {}
 _forced: list[str] = []
+_untimed: list[bool] = []
 
 
 def fastest(case: Hashable, ways: Mapping[str, Callable[[], object]], device: torch.device) -> str:
     """The name of the fastest of `ways` for this case, the first one if it is nearly that.
 
     A way may be run several times, so it must change nothing.
-    Under `torch.use_deterministic_algorithms` it is the first one, untimed: ways differ in the rounding.
+    Under `untimed` or `torch.use_deterministic_algorithms` it is the first one: ways differ in the rounding.
     """
     if _forced and _forced[-1] in ways:
         return _forced[-1]
-    if len(ways) == 1 or torch.are_deterministic_algorithms_enabled():
+    if len(ways) == 1 or _untimed or torch.are_deterministic_algorithms_enabled():
         return next(iter(ways))
-    if found(case) is None:
+    if _here(case) not in _known:
         rounds = [[_clock(way, device) for way in ways.values()] for _ in range(1 + ROUNDS)]
         times = [min(column) for column in zip(*rounds[1:], strict=True)]  # the first round is a warm-up
         best = times.index(min(times))
@@ -34,8 +35,8 @@ def fastest(case: Hashable, ways: Mapping[str, Callable[[], object]], device: to
 
 
 def found(case: Hashable) -> str | None:
-    """What was found for a case, None if it has not come up."""
-    return _known.get(_here(case))
+    """What was found for a case, None if it has not come up or does not count."""
+    return None if _untimed else _known.get(_here(case))
 
 
 def _here(case: Hashable) -> Hashable:
@@ -49,6 +50,16 @@ def known() -> dict[Hashable, str]:
 
 def forget() -> None:
     _known.clear()
+
+
+@contextmanager
+def untimed() -> Iterator[None]:
+    """Take the first way everywhere: no result depends on the clock."""
+    _untimed.append(True)
+    try:
+        yield
+    finally:
+        _untimed.pop()
 
 
 @contextmanager
