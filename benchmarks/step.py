@@ -19,6 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,26 @@ def extra_floats(d: int, backend: str) -> float:
     return (torch.cuda.max_memory_allocated() - before) / (4 * d) - held
 
 
+def extra_floats_on_host(d: int, backend: str) -> float | None:
+    """Memory at a step's peak beyond what the process holds between steps, over 4 d bytes; Linux can tell."""
+    step = whole_step(d, backend, "cpu")
+    step()
+    gc.collect()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    except OSError:
+        return None
+    before = _status("VmRSS")
+    step()
+    return (_status("VmHWM") - before) / (4 * d)
+
+
+def _status(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
 def plot(figures: dict[str, dict[str, float]], unit: str, floor: dict[str, float], name: str) -> None:
     import matplotlib
 
@@ -230,17 +251,19 @@ def main() -> None:
             gc.collect()
         if not on_cpu:
             figures.setdefault("copy", {})[str(d)] = round(one, 2)
-            for backend in ("triton", "torch"):
-                memory.setdefault(backend, {})[str(d)] = round(extra_floats(d, backend), 3)
-            print(f"d = {d:>13,}  extra floats per parameter at the peak: {memory}", flush=True)
+        for backend in ("numba" if on_cpu else "triton", "torch"):
+            extra = extra_floats_on_host(d, backend) if on_cpu else extra_floats(d, backend)
+            if extra is not None and (not on_cpu or d > 10**7):  # pages are too coarse for less
+                memory.setdefault(backend, {})[str(d)] = round(extra, 3)
+        print(f"d = {d:>13,}  extra floats per parameter at the peak: {memory}", flush=True)
         del source, target
         gc.collect()
     if not given.save:
         return
     unit = "copies of d floats" if on_cpu else "microseconds"
     name = "step_cpu_1" if on_cpu else "step_cuda"
-    about = {"threads": 1} if on_cpu else {"extra floats per parameter": memory}
-    save(name, [0], {"unit": unit, f"floor of {BYTES} bytes": floor, **about, "times": figures})
+    about = {"unit": unit, "extra floats per parameter": memory, f"floor of {BYTES} bytes": floor}
+    save(name, [0], {**about, "times": figures})
     plot(figures, unit, floor, name)
 
 
