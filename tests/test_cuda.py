@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 
@@ -148,6 +149,43 @@ def test_a_captured_step_draws_anew_at_each_replay(name: str) -> None:
         counters.append(optimizer._stream.position)
     assert counters == [7, 7]
     torch.testing.assert_close(*models, rtol=0, atol=1e-12)
+
+
+def test_captures_that_would_use_freed_memory_are_refused() -> None:
+    for make in (
+        lambda p: silk.SparseSGD(p, 0.05, choose="anchor"),
+        lambda p: silk.SparseSGD(p, 0.05, momentum=0.9, choose="step"),
+    ):
+        model = net()
+        optimizer = make(model.parameters())
+        closure_for = closures(model, optimizer)
+        optimizer.step(closure_for(64), anchor=True)
+        optimizer.step(closure_for(16), anchor=False)
+        torch.cuda.synchronize()
+        with pytest.raises(RuntimeError, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step(closure_for(16), anchor=False)
+        torch.cuda.synchronize()
+
+
+def test_a_loaded_state_is_not_frozen_by_what_went_before() -> None:
+    model = net()
+    optimizer = silk.SparseSVRG(model.parameters(), 0.05)
+    closure_for = closures(model, optimizer)
+    optimizer.step(closure_for(64), anchor=True)
+    optimizer.step(closure_for(16), anchor=False)
+    state = copy.deepcopy(optimizer.state_dict())
+
+    def bad() -> Tensor:
+        loss = closure_for(16)()
+        next(model.parameters()).grad.fill_(float("nan"))  # type: ignore[union-attr]
+        return loss
+
+    optimizer.step(bad, anchor=False)
+    optimizer.load_state_dict(state)
+    before = flat(model)
+    optimizer.step(closure_for(16), anchor=False)
+    optimizer.check()
+    assert not torch.equal(flat(model), before)
 
 
 def test_a_capture_that_could_not_replay_its_random_numbers_is_refused() -> None:

@@ -22,6 +22,7 @@ import interpreted
 from spidersilk import reference
 from spidersilk.kernels import torch_ops, triton_ops
 from spidersilk.kernels.triton_backend import TritonOps
+from spidersilk.streams import Stream
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
@@ -101,6 +102,34 @@ def test_wrong_guesses_cost_passes_only(monkeypatch: pytest.MonkeyPatch, large: 
         triton_ops._plan.cache_clear()
         check(*((inputs("random", 600, dtype), 100, 5) if number % 2 else (inputs("tied", 600, dtype), 400, 5)))
     triton_ops._plan.cache_clear()
+
+
+def test_a_guess_that_leaves_a_single_key_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros and the smallest number, the lower bound at the latter: the zeros below are many, and must be counted."""
+    memory = torch.zeros(600)
+    memory[:100] = 2.0**-149
+    memory[100:200] = 1.0
+    monkeypatch.setattr(triton_ops, "_ranks", lambda sample, *_: (0, sample // 4))
+    triton_ops._plan.cache_clear()
+    check(memory, 400, 50)
+    triton_ops._plan.cache_clear()
+
+
+def test_half_precision_and_nothing_to_select() -> None:
+    check(inputs("random", 300, torch.float16), 15, 20)
+    check(inputs("denormal", 300, torch.float16), 15, 20)
+    top, random = triton_ops.select(torch.empty(0), 0, 0, triton_ops.make_counter(1, 0, "cpu"))
+    assert top.numel() == random.numel() == 0
+
+
+def test_a_loaded_counter_stays_where_it_is() -> None:
+    """A captured graph has its address."""
+    stream = Stream(5)
+    counter = stream.counter(torch.device("cpu"))
+    stream.load_state_dict({"seed": 2**63 - 1, "position": 7})
+    assert stream.counter(torch.device("cpu")) is counter
+    assert counter.tolist() == [2**63 - 1, 7]
+    assert stream.position == 7
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.2])
@@ -185,7 +214,7 @@ def test_all_selected_is_dense_bit_for_bit() -> None:
     for dtype in (torch.float32, torch.float64):  # the interpreter cuts off where it should round to bfloat16
         v, v_anchor, values = (torch.randn(d, generator=g).to(dtype) for _ in range(3))
         for form, expected in (("recursive", v + values), ("anchored", v_anchor + values)):
-            out, flag = v.clone(), torch.zeros(1, dtype=torch.int32)
+            out, flag = v.clone(), torch.zeros(1, dtype=torch.int64)
             triton_ops.advance(out, v_anchor, v.abs(), everything, nothing, values, 1.0, 0.5, form, flag, 1 << 32)
             assert torch.equal(out, expected)
 

@@ -25,8 +25,9 @@ class BufferGuard:
 
     The first are found among the live objects, so that compiled functions and methods other than `forward` are covered;
     the last by wrapping `nn.Module.__call__`, so that a part of the model without parameters of ours is covered too.
-    Wrapping takes half a millisecond, as it clears caches of the interpreter: once `QUIET` evaluations have shown no
-    new module, it is done in one of `QUIET` only.
+    Wrapping takes half a millisecond, as it clears caches of the interpreter: once `QUIET` steps have shown no new
+    module, it is done at one of `QUIET` steps only. So a module that has none of our parameters around it and is first
+    called late may have its buffers moved by both evaluations of a few steps.
     """
 
     QUIET = 16
@@ -34,12 +35,15 @@ class BufferGuard:
     def __init__(self, params: Sequence[Tensor]):
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet(_modules_around(params))
         self._before: list[_Saved] = []
-        self._quiet = 0  # evaluations since a new module was seen
+        self._quiet = 0  # steps since a new module was seen
+        self._watches = True  # at this step
 
     @contextmanager
     def at_current(self, notice: bool = True) -> Iterator[None]:
         """Remember the buffers as they are before this evaluation; without `notice`, those of known modules only."""
         self._before = _snapshot(self._known)
+        self._quiet += 1
+        self._watches = self._quiet <= self.QUIET or self._quiet % self.QUIET == 0
         with self._noticing(self._before) if notice else nullcontext():
             yield
 
@@ -60,8 +64,7 @@ class BufferGuard:
 
         It wraps `nn.Module.__call__` rather than register a global hook: torch.compile warns of those.
         """
-        self._quiet += 1
-        if self._quiet > self.QUIET and self._quiet % self.QUIET:
+        if not self._watches:
             yield
             return
         original = nn.Module.__call__

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from spidersilk.flat import Slab
 from spidersilk.kernels.dispatch import Ops
 from spidersilk.selection import Selection
+from spidersilk.two_point import capturing
 
 
 @dataclass
@@ -62,8 +63,13 @@ class CompactBase:
 
     def enter(self, selections: Sequence[Selection], memories: Sequence[Tensor]) -> None:
         """Let the twin step the coordinates of `selections` from now on (one selection and one M for each slab)."""
-        self._scatter()
         old = {part.key: (part, self.twin.state.get(part.param, {})) for part in self._parts}
+        if capturing() and any(state for _, state in old.values()):
+            raise RuntimeError(
+                "move = 'selected' over a base with state in the capture of a CUDA graph: each replay would start from "
+                "the state before it; use plain SGD there, or capture the closure alone"
+            )
+        self._scatter()
         self._show([part for number, selection in enumerate(selections) for part in self._split(number, selection)])
         for part in self._parts:
             if part.key not in old:

@@ -37,7 +37,7 @@ class Guard:
             if not all(map(bool, finite)):
                 raise self._error(step, inner_step)
             return None
-        good = torch.stack([f.to(self._device) for f in finite]).all()
+        good = torch.stack([f.to(self._device) for f in finite]).all() if finite else self._flag[0] == 0
         self._flag.copy_(torch.maximum(self._flag, torch.where(good, 0, _mark(step, inner_step))))
         self.report()
         return self._flag[0] != 0
@@ -63,6 +63,13 @@ class Guard:
         if self._device is not None:
             self._on_host.copy_(self._flag)
             self._raise_if_bad()
+
+    def reset(self) -> None:
+        """Forget what was seen; the flag stays where it is, as a captured graph knows it."""
+        if self._device is not None:
+            self._flag.zero_()
+            self._on_host = torch.zeros(1, dtype=torch.int64).pin_memory()  # a copy to the old one may be under way
+            self._copied = None
 
     def _raise_if_bad(self) -> None:
         self._copied = None

@@ -17,6 +17,7 @@ from spidersilk.kernels.dispatch import Ops
 from spidersilk.moving import move_all, move_selected, plain_steps
 from spidersilk.selection import RTop, Selection, draw_over
 from spidersilk.streams import Stream
+from spidersilk.two_point import capturing
 from spidersilk.vectors import Vectors
 
 
@@ -94,6 +95,11 @@ class Mechanics:
         """The selections of this step, one for each slab; None where the method is dense."""
         if self.choices.sparsity is None:
             return [None] * len(self.slabs)
+        if capturing() and self.choices.choose == "anchor":
+            raise RuntimeError(
+                "choose = 'anchor' in the capture of a CUDA graph: the graph would go on with this loop's selection, "
+                "whose memory the next anchor frees; use choose='step' there"
+            )
         if self.selections is None or self.choices.choose == "step":
             self._draw(self.choices.sparsity)
         return list(self.selections or [])

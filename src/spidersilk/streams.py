@@ -67,4 +67,6 @@ class Stream:
         return {"seed": self.seed, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.seed, self._position, self._counter = state["seed"], state["position"], None
+        self.seed, self._position = state["seed"], state["position"]
+        if self._counter is not None:  # in place: a captured graph goes on with it
+            self._counter.copy_(torch.tensor([self.seed & (_WORD >> 1), self._position]))

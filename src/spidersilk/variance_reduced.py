@@ -365,6 +365,7 @@ class VarianceReduced(Optimizer):
             self._work = None  # saved before the first step
         else:
             self._prepared().load_state_dict(state_dict)
+            self._guard.reset()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a VarianceReduced optimizer holds views of its parameters: save its state_dict() instead")

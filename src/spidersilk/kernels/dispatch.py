@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -69,6 +70,10 @@ def _why_not_triton(kinds: Sequence[tuple[torch.device, torch.dtype]]) -> str | 
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed (it comes with torch for CUDA)"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # then Triton itself runs on the CPU
+    if not interpreted and torch.version.hip:
+        return "its kernels are tuned for CUDA and not tried on ROCm"
+    if not interpreted and not os.environ.get("CC") and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return "triton needs a C compiler, and there is none (cc, gcc, clang, or the variable CC)"
     for device, dtype in kinds:
         if device.type != "cuda" and not (interpreted and device.type == "cpu"):
             return f"it has kernels for CUDA, not for {device}"

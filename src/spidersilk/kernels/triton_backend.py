@@ -51,7 +51,9 @@ class TritonOps:
         triton_ops.scatter(own, own.table(pieces), indices, values)
 
     def blend(self, memory: Tensor, estimate: Tensor, decay: float) -> None:
-        flag = self._no_flag.setdefault(memory.device, torch.zeros(1, dtype=torch.int64, device=memory.device))
+        if memory.device not in self._no_flag:
+            self._no_flag[memory.device] = torch.zeros(1, dtype=torch.int64, device=memory.device)
+        flag = self._no_flag[memory.device]
         nothing = flag[:0]
         v, values = estimate, estimate[:0]
         triton_ops.advance(v, None, memory, nothing, nothing, values, 1.0, decay, "recursive", flag, 1 << 32)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOST = 4096  # launches that are remembered; where sizes change from draw to draw there is no end of them
 _READY: dict[Any, tuple[Callable[..., None], tuple[None, ...]]] = {}
 
 
@@ -42,5 +43,7 @@ def launch(
         return
     compiled = kernel[grid,](*tensors, *numbers, **options())
     if compiled is not None:  # None: from the interpreter
+        if len(_READY) >= MOST:
+            _READY.clear()
         constants = len(kernel.arg_names) - len(tensors) - len(numbers)
         _READY[key] = compiled[(grid, 1, 1)], (None,) * constants

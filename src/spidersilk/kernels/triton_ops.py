@@ -58,6 +58,8 @@ def select(memory: Tensor, k1: int, k2: int, counter: Tensor) -> tuple[Tensor, T
     left; samples guess where to begin, so that usually one level does all the work and few keys are counted one by one.
     """
     device = memory.device
+    if k1 + k2 == 0:
+        return counter[:0], counter[:0]
     tuning = (TILE, WARPS, PROGRAMS, BITS, SAMPLES, LARGE, REGISTERS, SPREAD)
     words, steps = _plan(memory.numel(), k1, k2, memory.dtype, device.index, tuning)
     scratch = torch.empty(words, dtype=torch.int64, device=device)
@@ -76,7 +78,7 @@ class _Step:
         self.given = lambda: options
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache
 def _plan(
     d: int, k1: int, k2: int, dtype: torch.dtype, device: int | None, tuning: tuple[Any, ...]
 ) -> tuple[int, tuple[_Step, ...]]:
@@ -177,7 +179,7 @@ def advance(
     tiles = -(-d // tile)
     grid = min(tiles, ADVANCE_PROGRAMS)
     many = isinstance(scale, Tensor)
-    kind = (v.dtype, v.get_device(), scales.dtype, form, v_anchor is None, many)
+    kind = (v.dtype, values.dtype, v.get_device(), scales.dtype, form, v_anchor is None, many)
     launch(
         ("advance", d, k1, k2, tile, grid, ADVANCE_WARPS, ADVANCE_REGISTERS, kind),
         triton_update.advance,

@@ -83,6 +83,7 @@ def _after_first(scratch_ptr, low, high, k1, counts, MAX: tl.constexpr):
     new_first = tl.where(below, 0, new_first)
     new_last = tl.where(below, low - 1, new_last)
     left = tl.where(below, wanted - to_low, left)
+    size = tl.where(below, tl.full([], 1, tl.int64) << 62, size)  # not known: taken for many
     above = wanted <= to_high
     new_first = tl.where(above, high, new_first)
     new_last = tl.where(above, high, new_last)
@@ -92,6 +93,7 @@ def _after_first(scratch_ptr, low, high, k1, counts, MAX: tl.constexpr):
     new_first = tl.where(above, tl.minimum(high, MAX - 1) + 1, new_first)
     new_last = tl.where(above, tl.full([], MAX, tl.int64), new_last)
     left = tl.where(above, wanted, left)
+    size = tl.where(above, tl.full([], 1, tl.int64) << 62, size)
     new_first = tl.where(wanted == 0, new_last, new_first)
     size = tl.where(wanted == 0, 0, size)
     _put(scratch_ptr, new_first, new_last, left, size, 1)
@@ -190,7 +192,7 @@ def next_level(
         counts = table(scratch_ptr, LEVEL, BIG)
         shift = shift_of(first, last, 16).to(dtype)
         least, most = first.to(dtype), last.to(dtype)
-        for tile in range(pid, (d + TILE - 1) // TILE, tl.num_programs(0)):
+        for tile in range(pid, (tl.cast(d, tl.int64) + (TILE - 1)) // TILE, tl.num_programs(0)):
             at = tl.cast(tile, tl.int64) * TILE
             tally(load_keys(memory_ptr + at, lanes, d - at, MAX, False), least, most, shift, counts, SIDE)
         if is_last(scratch_ptr, 1 + LEVEL):
