@@ -107,11 +107,13 @@ def test_wrong_guesses_cost_passes_only(monkeypatch: pytest.MonkeyPatch, large: 
 def test_a_guess_that_leaves_a_single_key_below(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros and the smallest number, the lower bound at the latter: the zeros below are many, and must be counted."""
     memory = torch.zeros(600)
-    memory[:100] = 2.0**-149
-    memory[100:200] = 1.0
-    monkeypatch.setattr(triton_ops, "_ranks", lambda sample, *_: (0, sample // 4))
-    triton_ops._plan.cache_clear()
-    check(memory, 400, 50)
+    memory[5::20] = 2.0**-149
+    memory[::6] = 1.0
+    monkeypatch.setattr(triton_ops, "LARGE", (8, 512, 512))
+    for rank in (7, 8, 9):  # one of them is that of a smallest number in the sample
+        monkeypatch.setattr(triton_ops, "_ranks", lambda sample, *_, r=rank: (0, r * sample // 32))
+        triton_ops._plan.cache_clear()
+        check(memory, 400, 50)
     triton_ops._plan.cache_clear()
 
 
