@@ -1,0 +1,85 @@
+"""Gradients and optimizer state during small steps: SparseSGD with rows over AdamW, against AdamW itself; ResNet-18.
+
+python benchmarks/memory.py --save
+
+Counts the bytes of the tensors that are there: the gradients when the backward pass is over (what is in p.grad and what
+a capture has taken), and the base's state after the step. M, the anchor's gradient and the anchor's p.grad are beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from record import save
+from torch import Tensor
+from torch.nn import functional as F
+
+import spidersilk as silk
+from spidersilk.lab import models
+
+
+def size(tensors: Iterable[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", type=float, default=0.1)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--save", action="store_true")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    x, y = torch.randn(given.batch, 3, 32, 32), torch.randint(10, (given.batch,))
+    model = models.resnet18()
+    params = list(model.parameters())
+    d = sum(p.numel() for p in params)
+    seen: dict[str, int] = {}
+
+    def evaluate(optimizer: torch.optim.Optimizer) -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        with torch._C.DisableTorchFunction():  # a capture would take it for a use of the gradients
+            seen["in p.grad"] = size(p.grad for p in params)
+        return loss
+
+    adamw = torch.optim.AdamW(params, 1e-4)
+    adamw.step(lambda: evaluate(adamw))
+    dense = {"gradients": seen["in p.grad"], "AdamW": size(v for s in adamw.state.values() for v in s.values())}
+    ours = silk.VarianceReduced(
+        torch.optim.AdamW(params, 1e-4),
+        None,
+        move="selected",
+        choose="anchor",
+        anchor_move="selected",
+        sparsity=silk.RTop(given.share, 0.0, groups="rows"),
+        sparse_backward=True,
+    )
+    ours.step(lambda: evaluate(ours), anchor=True)
+    anchor = seen["in p.grad"]
+    for _ in range(3):
+        ours.step(lambda: evaluate(ours), anchor=False)
+    work: Any = ours._work
+    selection: Any = ours.selection
+    sparse = {
+        "gradients": seen["in p.grad"] + 4 * selection.k,
+        "AdamW": size(v for s in work.compact.twin.state.values() for v in s.values()),
+    }
+    beside = {"M": size(work.vectors.memory), "indices": size([selection.indices]), "anchor's gradient": 2 * anchor}
+    saved = 1 - sum(sparse.values()) / sum(dense.values())
+    for name, figures in (("AdamW", dense), ("SparseSGD over AdamW", sparse), ("beside", beside)):
+        print(f"{name:22} " + ", ".join(f"{key} {value / (4 * d):.3f} d floats" for key, value in figures.items()))
+    print(f"saved {saved:.1%}, selected {selection.k / d:.1%} of {d:,}")
+    if given.save:
+        units = {
+            name: {key: round(value / (4 * d), 4) for key, value in figures.items()}
+            for name, figures in (("AdamW", dense), ("SparseSGD over AdamW", sparse), ("beside", beside))
+        }
+        save("memory_resnet18", [0], {"unit": "d floats", "d": d, "saved": round(saved, 4), **units})
+
+
+if __name__ == "__main__":
+    main()
