@@ -60,7 +60,7 @@ class Mechanics:
         shapes = [p.shape for slab in self.slabs for p in slab.params]
         self.rows = choices.sparsity.layout(shapes, self.slabs[0].device) if choices.sparsity is not None else None
         self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all", ops) if selected else None
-        if getattr(ops, "draws_on_device", False):
+        if ops.draws_on_device:
             stream.counter(self.slabs[0].device)  # now: a graph that is being captured could not make it
         self.selections: list[Selection] | None = None
         self._hint: Any = None  # of the backend, on M as its last update left it
@@ -133,7 +133,7 @@ class Mechanics:
         rates = None if choices.max_norm is not None else plain_steps(self.base, self.slabs)
         if choices.reference == "previous":
             vectors.mark_point()
-        if getattr(ops, "draws_on_device", False):
+        if ops.draws_on_device:
             flag, told = flag or (torch.zeros(1, dtype=torch.int64, device=values[0].device), 1 << 32), flag is not None
             ops.advance(*given, decay, *flag)
             for p in vectors.params:

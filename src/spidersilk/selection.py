@@ -151,7 +151,7 @@ class RTop:
         rows: RowLayout | None = None,
     ) -> Selection:
         """Select from `memory`, the concatenation of tensors with `sizes` entries; `rows` is their `layout`."""
-        seed = stream.counter(memory.device) if getattr(ops, "draws_on_device", False) else stream.next()
+        seed = stream.counter(memory.device) if ops.draws_on_device else stream.next()
         if self.groups is not None:
             assert rows is not None
             return draw_rows(memory, self.k1, self.k2, rows, seed, ops)

@@ -25,6 +25,9 @@ class Ops(Protocol):
     with `draws_on_device` takes a counter on the device for a seed.
     """
 
+    @property
+    def draws_on_device(self) -> bool: ...
+
     def select(self, memory: Tensor, k1: int, k2: int, seed: Any, hint: Any = None, /) -> tuple[Tensor, Tensor]: ...
     def gather(
         self, pieces: Sequence[Tensor | None], sizes: Sequence[int], indices: Tensor, dtype: torch.dtype, /

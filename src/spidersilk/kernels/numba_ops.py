@@ -19,6 +19,7 @@ from torch import Tensor
 from spidersilk.kernels import numba_selection, numba_updates, torch_ops
 from spidersilk.kernels.numba_scalars import BIN_BITS, BLOCK
 
+draws_on_device = False
 PARALLEL_FROM = 1 << 20
 BINS = 1 << BIN_BITS
 FORMS = {

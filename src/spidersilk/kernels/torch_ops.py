@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+draws_on_device = False
+
 
 def top_indices(scores: Tensor, k: int) -> Tensor:
     """The k largest of `scores`, equal ones by lower index first; indices ascending, without a host synchronisation."""
