@@ -35,12 +35,13 @@ def run_all(
     console: Console,
     time_limit: float | None = None,
     ended: Ended | None = None,
+    pool: Pool | None = None,
 ) -> list[dict[str, Any]]:
     """Run each config in `folder`/<its name>; a run that fails or diverges does not stop the others.
 
     Summaries come back in order; that of a run that could not be done has the status "failed" and the reason. After
     `time_limit` seconds no run is started any more (status "waiting") and those under way save a checkpoint and end
-    (status "stopped"). `ended` is told of each run that came to an end.
+    (status "stopped"). `ended` is told of each run that came to an end. A `pool` keeps processes from call to call.
     """
     until = None if time_limit is None else time.time() + time_limit
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}")
@@ -57,8 +58,13 @@ def run_all(
             if ended is not None:
                 ended(configs[number], summary)
 
-        work = _in_turn if jobs <= 1 else _side_by_side
-        return work(_Work(configs, folder, resume, until, show, end), jobs)
+        work = _Work(configs, folder, resume, until, show, end)
+        if jobs <= 1:
+            return _in_turn(work)
+        if pool is not None:
+            return _side_by_side(work, jobs, pool)
+        with Pool() as own:
+            return _side_by_side(work, jobs, own)
 
 
 @dataclass
@@ -74,7 +80,7 @@ class _Work:
         return self.until is not None and time.time() > self.until
 
 
-def _in_turn(work: _Work, _jobs: int) -> list[dict[str, Any]]:
+def _in_turn(work: _Work) -> list[dict[str, Any]]:
     done = []
     for number, config in enumerate(work.configs):
         if work.is_over():
@@ -139,42 +145,51 @@ class _Worker:
                 stream.close()
 
 
-def _side_by_side(work: _Work, jobs: int) -> list[dict[str, Any]]:
-    """`jobs` processes; their progress is read from the folders of their runs."""
-    jobs = min(jobs, len(work.configs))
-    threads = str(max(1, (os.cpu_count() or 1) // max(1, jobs)))
-    waiting = list(range(len(work.configs)))
-    workers: list[_Worker] = []
-    done: dict[int, dict[str, Any]] = {}
-    try:
-        while waiting or any(w.number is not None for w in workers):
-            if work.is_over():
-                for number in waiting:
-                    done[number] = _unfit(work.configs[number], "waiting", "the time was over before it began")
-                waiting = []
-            idle = [w for w in workers if w.number is None]
-            while waiting and (idle or len(workers) < jobs):
-                if not idle:
-                    idle.append(_Worker(threads))
-                    workers += idle
-                idle.pop().ask(waiting.pop(0), work)
-            time.sleep(0.05)
-            for worker in list(workers):
-                if worker.number is None:
-                    continue
-                config = work.configs[worker.number]
-                _show_progress(worker.number, work)
-                over, error = worker.answer()
-                if over:
-                    done[worker.number] = _result(config, work.folder, error)
-                    work.end(worker.number, done[worker.number])
-                    worker.number = None
-                    if worker.process.poll() is not None:
-                        worker.close()
-                        workers.remove(worker)
-    finally:
-        for worker in workers:
+class Pool:
+    """Processes that outlast a batch; a context manager that ends them."""
+
+    def __init__(self) -> None:
+        self.workers: list[_Worker] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
             worker.close()
+        self.workers = []
+
+
+def _side_by_side(work: _Work, jobs: int, pool: Pool) -> list[dict[str, Any]]:
+    """`jobs` processes; their progress is read from the folders of their runs."""
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    waiting = list(range(len(work.configs)))
+    workers = pool.workers
+    done: dict[int, dict[str, Any]] = {}
+    while waiting or any(w.number is not None for w in workers):
+        if work.is_over():
+            for number in waiting:
+                done[number] = _unfit(work.configs[number], "waiting", "the time was over before it began")
+            waiting = []
+        idle = [w for w in workers if w.number is None]
+        while waiting and (idle or len(workers) < jobs):
+            if not idle:
+                idle.append(_Worker(threads))
+                workers += idle
+            idle.pop().ask(waiting.pop(0), work)
+        time.sleep(0.05)
+        for worker in list(workers):
+            if worker.number is None:
+                continue
+            _show_progress(worker.number, work)
+            over, error = worker.answer()
+            if over:
+                done[worker.number] = _result(work.configs[worker.number], work.folder, error)
+                work.end(worker.number, done[worker.number])
+                worker.number = None
+                if worker.process.poll() is not None:
+                    worker.close()
+                    workers.remove(worker)
     return [done[number] for number in range(len(work.configs))]
 
 

@@ -21,6 +21,7 @@ from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.files import DataError
 from spidersilk.lab.runner import RunError
 from spidersilk.lab.tasks import all_tasks, nearest
+from spidersilk.lab.tune_command import tune_command
 from spidersilk.planner import Plan, plan
 
 app = typer.Typer(
@@ -243,6 +244,8 @@ def inspect_command(
     if save is not None:
         inspecting.save(found, save, _command())
 
+
+app.command("tune", epilog="Example: spidersilk tune logistic --set data=w8a --budget 10 --jobs 2")(tune_command)
 
 PLAN_ROWS: dict[str, Callable[[Plan], str]] = {
     "lr": lambda p: f"{p.lr:.3g}",
