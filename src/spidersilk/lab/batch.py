@@ -22,6 +22,8 @@ from spidersilk.lab.config import RunConfig
 from spidersilk.lab.files import DataError
 from spidersilk.lab.worker import PROGRESS
 
+GRACE = 30.0  # seconds that a run has to end in when its time is over
+
 Show = Callable[[int, dict[str, float]], None]
 Ended = Callable[[RunConfig, dict[str, Any]], None]
 
@@ -41,7 +43,8 @@ def run_all(
 
     Summaries come back in order; that of a run that could not be done has the status "failed" and the reason. After
     `time_limit` seconds no run is started any more (status "waiting") and those under way save a checkpoint and end
-    (status "stopped"). `ended` is told of each run that came to an end. A `pool` keeps processes from call to call.
+    (status "stopped"; one that takes long over it is ended). `ended` is told of each run that came to an end. A `pool`
+    keeps processes from call to call.
     """
     until = None if time_limit is None else time.time() + time_limit
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[told]}")
@@ -76,8 +79,8 @@ class _Work:
     show: Show
     end: Callable[[int, dict[str, Any]], None]
 
-    def is_over(self) -> bool:
-        return self.until is not None and time.time() > self.until
+    def is_over(self, grace: float = 0.0) -> bool:
+        return self.until is not None and time.time() > self.until + grace
 
 
 def _in_turn(work: _Work) -> list[dict[str, Any]]:
@@ -183,11 +186,14 @@ def _side_by_side(work: _Work, jobs: int, pool: Pool) -> list[dict[str, Any]]:
                 continue
             _show_progress(worker.number, work)
             over, error = worker.answer()
-            if over:
-                done[worker.number] = _result(work.configs[worker.number], work.folder, error)
+            late = not over and work.is_over(GRACE)
+            if over or late:
+                config = work.configs[worker.number]
+                told = _unfit(config, "stopped", "it did not end in time") if late else None
+                done[worker.number] = told or _result(config, work.folder, error)
                 work.end(worker.number, done[worker.number])
                 worker.number = None
-                if worker.process.poll() is not None:
+                if late or worker.process.poll() is not None:
                     worker.close()
                     workers.remove(worker)
     return [done[number] for number in range(len(work.configs))]

@@ -107,7 +107,7 @@ def run(
     collect_to: Path | None = None,
     stand_in: bool = True,
 ) -> list[dict[str, Any]]:
-    """Run everything in one batch, print a table for each part, collect, write the report; the summaries.
+    """Run everything in one batch, print a table for each part, collect, and write the report; the summaries.
 
     With `collect_to`, runs that are finished in its files are taken from there, and the files have all that was
     collected, after each run that ends. `stand_in` lets embedded data stand in for what is not at hand.
@@ -136,14 +136,15 @@ def run(
 
     def gather(config: RunConfig, summary: dict[str, Any]) -> None:
         if collect_to is not None and summary["status"] not in ("failed", "waiting"):
-            run = collect.pack(report.load_run(folder / config.name))
-            collect.save(path_of(collect_to, of[config.name]), [run], command)
+            curve = report.load_run(folder / config.name)
+            if curve.rows:
+                collect.save(path_of(collect_to, of[config.name]), [collect.pack(curve)], command)
 
     todo = [instead for instead, _ in kept.values()]
     limits: dict[str, Any] = {"time_limit": time_limit, "ended": gather}
     summaries = batch.run_all(todo, folder, jobs=jobs, resume=resume, console=console, **limits)
     told = {config.name: summary for config, summary in zip(todo, summaries, strict=True)}
-    left_out, sections = [], []
+    left_out, sections, waiting = [], [], []
     for name, parts in experiments.items():
         known = collect.load(path_of(collect_to, name)) if collect_to else {}
         for part in parts:
@@ -155,7 +156,9 @@ def run(
                 summary = told.get(instead.name, {"status": "failed", "reason": "its data is not at hand"})
                 if instead.name in known and config.name not in absent:
                     curves.append(collect.unpack(known[instead.name]))
-                elif summary["status"] in ("failed", "waiting"):
+                elif summary["status"] == "waiting":
+                    waiting.append(config.name)
+                elif summary["status"] == "failed":
                     if config.name not in absent:
                         left_out.append(f"{part.title}, {config.title()}: {summary['reason']}")
                 elif instead.name not in [c.config["name"] for c in curves]:
@@ -164,11 +167,10 @@ def run(
                 sections.append(_section(part, curves, console))
     for line in left_out:
         console.print(f"[red]left out:[/red] {line}")
-    if sections:
-        try:
-            console.print(f"report: {report.write(sections, folder / 'report.html', title, command, left_out)}")
-        except ModuleNotFoundError as error:
-            console.print(f"no report: {error.name} is not installed")
+    if waiting:
+        console.print(f"{len(waiting)} runs wait for more time: {', '.join(waiting)}")
+    if sections and time_limit is None:  # a piece is made to save time: its report can be made from what was collected
+        console.print(f"report: {report.write(sections, folder / 'report.html', title, command, left_out)}")
     return summaries
 
 

@@ -232,7 +232,7 @@ def _tune(
             return _end(tuning, console, command, whole=False)
         for (method, settings, _), summary in zip(todo, summaries, strict=True):
             loss = summary["last"].get("train_loss", math.inf) if summary["status"] == "finished" else math.inf
-            trial = Trial(settings, loss if math.isfinite(loss) else math.inf, summary["status"])
+            trial = Trial(settings, _number(_finite(loss)), summary["status"])  # as it is in the file
             tuning.tried.setdefault(method, []).append(trial)
         tuning.save(command)
         number += 1
