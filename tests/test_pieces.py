@@ -14,7 +14,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from rich.console import Console
 
-from spidersilk.lab import batch, collect, grid, pieces, report, reproduce, runner
+from spidersilk.lab import batch, collect, grid, machine, pieces, report, reproduce, runner
 from spidersilk.lab.config import RunConfig
 from spidersilk.lab.grid import Trial
 from spidersilk.lab.tune import Tuning, tune
@@ -62,6 +62,23 @@ def test_a_process_that_dies_is_one_failed_run_and_the_others_go_on(tmp_path: Pa
     assert told[0]["reason"]
 
 
+def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
+    ends = []
+    for layout in (False, True):
+        options = {"data": "digits", "model": "cnn", "channels_last": layout}
+        made = RunConfig("image", "sparse-sgd", options=options, budget=0.5, anchor_batch_size=100, batch_size=20)
+        ends.append(runner.run(made, tmp_path / str(layout))["last"]["train_loss"])
+    assert ends[0] == pytest.approx(ends[1], rel=1e-3)
+
+
+def test_the_command_that_is_kept_names_no_folder(monkeypatch) -> None:
+    places = ["--collect", "/c", "--time-limit", "5"]
+    monkeypatch.setattr(
+        machine.sys, "argv", ["x", "reproduce", "figure1", "--out", "/a", "--jobs", "2", *places, "--resume"]
+    )
+    assert machine.command() == "spidersilk reproduce figure1 --jobs 2 --resume"
+
+
 # Collected curves.
 
 
@@ -89,7 +106,8 @@ def test_thinning_keeps_ends_and_the_lowest() -> None:
 def test_a_packed_run_comes_back(tmp_path: Path) -> None:
     runner.run(config(), tmp_path / "run")
     loaded = report.load_run(tmp_path / "run")
-    path = collect.save(tmp_path / "c.json", [collect.pack(loaded)], "command")
+    path = collect.save(tmp_path / "c.json", [collect.pack(loaded, command="it")])
+    assert collect.load(path)["sparse-svrg"]["command"] == "it"
     again = collect.unpack(collect.load(path)["sparse-svrg"])
     assert (again.label, again.status, again.reason) == (loaded.label, loaded.status, loaded.reason)
     assert len(again.rows) == len(loaded.rows)

@@ -19,6 +19,7 @@ from rich.table import Table
 from spidersilk.lab import batch, demo, inspecting, optimizers, pieces, report, reproduce
 from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.files import DataError
+from spidersilk.lab.machine import command
 from spidersilk.lab.runner import RunError
 from spidersilk.lab.tasks import all_tasks, nearest
 from spidersilk.lab.tune_command import tune_command
@@ -160,7 +161,7 @@ def reproduce_command(
         return
     folder = out or Path("runs") / f"{what.replace(',', '-')}-{scale}"
     done = pieces.run(chosen, folder, console, jobs=jobs, resume=resume, title=f"Reproduction: {what}, {scale} scale",
-                      command=_command(), only=only, time_limit=time_limit, collect_to=collect,
+                      command=command(), only=only, time_limit=time_limit, collect_to=collect,
                       stand_in=scale == "smoke")  # fmt: skip
     _finish(done)
 

@@ -16,7 +16,7 @@ POINTS = 60
 _OWN = ("device", "data_dir", "checkpoint_every", "tensorboard")  # settings of whoever ran it, not of what was run
 
 
-def pack(curve: Curve, points: int = POINTS) -> dict[str, Any]:
+def pack(curve: Curve, points: int = POINTS, command: str = "") -> dict[str, Any]:
     """A run as plain values: its curve has at most about `points` rows, by column, to five digits."""
     rows = thin(curve.rows, points)
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -24,6 +24,7 @@ def pack(curve: Curve, points: int = POINTS) -> dict[str, Any]:
         "name": curve.config["name"],
         "status": curve.status,
         "reason": curve.reason,
+        "command": command,
         "config": {k: v for k, v in curve.config.items() if k not in _OWN},
         "summary": {k: v for k, v in curve.summary.items() if k not in ("status", "reason", "last", "task")},
         "curve": {name: [_short(row.get(name)) for row in rows] for name in columns},
@@ -88,13 +89,12 @@ def is_done(config: RunConfig, known: dict[str, dict[str, Any]]) -> bool:
     return held == config.completed()
 
 
-def save(path: Path, runs: Iterable[dict[str, Any]], command: str) -> Path:
+def save(path: Path, runs: Iterable[dict[str, Any]]) -> Path:
     """Write the runs, merged with those that the file has already."""
     merged = merge(load(path), runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({"command": command, "points": POINTS})[:-1]
     lines = ",\n".join(json.dumps(merged[name]) for name in sorted(merged))  # a line each: differences stay readable
-    write_atomically(path, f'{head}, "runs": [\n{lines}\n]}}\n'.encode())
+    write_atomically(path, f'{{"runs": [\n{lines}\n]}}\n'.encode())
     return path
 
 

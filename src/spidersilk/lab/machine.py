@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,13 @@ def revision() -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+_PLACES = ("--out", "--collect", "--to", "--data-dir", "--time-limit")  # of whoever ran it
+
+
+def command() -> str:
+    """The command line, without the places where things lie on this machine."""
+    words = sys.argv[1:]
+    kept = [word for i, word in enumerate(words) if word not in _PLACES and (i == 0 or words[i - 1] not in _PLACES)]
+    return shlex.join(["spidersilk", *kept])

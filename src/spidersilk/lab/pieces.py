@@ -138,7 +138,8 @@ def run(
         if collect_to is not None and summary["status"] not in ("failed", "waiting"):
             curve = report.load_run(folder / config.name)
             if curve.rows:
-                collect.save(path_of(collect_to, of[config.name]), [collect.pack(curve)], command)
+                packed = collect.pack(curve, command=command)
+                collect.save(path_of(collect_to, of[config.name]), [packed])
 
     todo = [instead for instead, _ in kept.values()]
     limits: dict[str, Any] = {"time_limit": time_limit, "ended": gather}

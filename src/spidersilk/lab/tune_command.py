@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +11,7 @@ from rich.console import Console
 
 from spidersilk.lab import optimizers
 from spidersilk.lab.config import RunConfig, apply_settings
+from spidersilk.lab.machine import command
 from spidersilk.lab.tune import Tuning, default_name, methods_of, tune
 
 
@@ -45,5 +44,4 @@ def tune_command(
     path = to / default_name(base)
     longest = 4 * budget if final_budget is None else final_budget
     tuning = Tuning(base, chosen, trials, budget, longest, seeds, path)
-    command = shlex.join(["spidersilk", *sys.argv[1:]])
-    tune(tuning, out / path.stem, Console(), jobs=jobs, resume=resume, command=command, time_limit=time_limit)
+    tune(tuning, out / path.stem, Console(), jobs=jobs, resume=resume, command=command(), time_limit=time_limit)
