@@ -296,7 +296,18 @@ def test_commands(tmp_path: Path, command) -> None:
     folders = map(str, (tmp_path / "runs").glob("logistic*"))
     code, told = command("report", *folders, "--to", str(tmp_path / "page.html"))
     assert code == 0, told
-    for words in ([], ["run"], ["compare"], ["reproduce"], ["report"], ["demo"], ["list"], ["plan"], ["inspect"]):
+    for words in (
+        [],
+        ["run"],
+        ["compare"],
+        ["reproduce"],
+        ["report"],
+        ["demo"],
+        ["list"],
+        ["plan"],
+        ["inspect"],
+        ["tune"],
+    ):
         code, told = command(*words, "--help")
         assert code == 0
         assert not words or "Example" in told
