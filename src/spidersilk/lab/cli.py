@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spidersilk.lab import batch, demo, inspecting, optimizers, pieces, report, reproduce
+from spidersilk.lab import batch, demo, inspecting, optimizers, page, pieces, report, reproduce
 from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.files import DataError
 from spidersilk.lab.machine import command
@@ -164,6 +164,18 @@ def reproduce_command(
                       command=command(), only=only, time_limit=time_limit, collect_to=collect,
                       stand_in=scale == "smoke")  # fmt: skip
     _finish(done)
+
+
+@app.command("page", epilog=f"Example: {page.COMMAND}")
+def page_command(
+    results: Annotated[Path, typer.Argument(help="folder of paper_*.json and tune_*.json")] = Path("results"),
+    to: Annotated[Path, typer.Option("--to", help="the page to write")] = Path("docs/reproduction.md"),
+    figures: Annotated[Path | None, typer.Option("--figures", help="folder of the figures (RESULTS)")] = None,
+) -> None:
+    """What was collected as one page: the paper's claims with a verdict each, tables, figures, what is missing."""
+    if not results.is_dir():
+        raise ValueError(f"{results} is not a folder: give the one that reproduce --collect and tune wrote to")
+    console.print(f"page: {page.write(results, to, figures)}")
 
 
 @app.command("report", epilog="Example: spidersilk report runs/compare/*")

@@ -1,0 +1,135 @@
+"""The part of docs/reproduction.md that tells of `spidersilk tune`, from results/tune_*.json alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from spidersilk.lab import collect, report
+from spidersilk.lab.evidence import number, tunings
+from spidersilk.lab.grid import PLAIN
+
+PLANNED = ("image_cnn_mnist", "image_cnn_cifar10", "image_resnet18_cifar10", "language", "ranking_100k",
+           "logistic_a9a", "logistic_w8a", "logistic_mnist")  # fmt: skip
+INTRO = """## Fair tuning
+
+`spidersilk tune` gives every method the same number of trials, and runs the best of each again over seeds
+([lab.md](lab.md#tuning)). Queries and seconds are medians over seeds to the target, the lowest loss that all seeds of
+one of SGD, momentum and AdamW reached; ratios are to the best of these three. Seconds of runs made side by side are those
+of a shared machine.
+"""
+CLOSE = 1e-5  # f - f* to be reached on a problem whose optimum is known
+
+
+def text(results: Path) -> str:
+    found = tunings(results)
+    parts = [INTRO]
+    for name, held in found.items():
+        parts.append(_section(name, held))
+    absent = [name for name in PLANNED if f"tune_{name}" not in found]
+    if absent:
+        parts.append(f"Not tuned yet: {', '.join(absent)}.\n")
+    return "\n".join(parts)
+
+
+def _section(name: str, held: dict[str, Any]) -> str:
+    conditions = held["conditions"]
+    options = ", ".join(f"{v}" for v in conditions["options"].values())
+    parts = [f"### {conditions['task']}{': ' if options else ''}{options}\n"]
+    seeds = len(held["seeds"])
+    budgets = f"{held['trials']} trials to {conditions['budget']:g} N for each method, the best of each to"
+    budgets += f" {held['final_budget']:g} N with {seeds} seeds"
+    parts.append(f"{budgets} ([results/{name}.json](../results/{name}.json)).\n")
+    target = held["target"]
+    costs = {m: _to(held, m, target) for m in held["methods"]} if target is not None else {}
+    head = (
+        "| method | best settings | trial's loss | seeds | lowest loss | queries / N | ratio | seconds' ratio |\n"
+        + "|---" * 8
+        + "|\n"
+    )
+    rows = []
+    for method, told in held["methods"].items():
+        each = told.get("each", [])
+        lowest = [x for x in told.get("lowest", []) if x is not None]
+        cells = [
+            method,
+            _settings(told["best"]),
+            number(told["loss"], 4),
+            f"{len(each)} of {seeds}",
+            number(statistics.median(lowest), 4) if lowest else "-",
+            number(costs[method]) if costs.get(method) is not None else "not reached" if each else "-",
+            number(told.get("queries_ratio"), 2),
+            number(told.get("seconds_ratio"), 2),
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    if target is not None:
+        parts.append(f"Target: {report.words(held['metric'])} {number(target, 4)}.\n")
+    parts.append(head + "\n".join(rows) + "\n")
+    parts.append(_conclusion(held))
+    if held["metric"] == "gap":
+        parts.append(_close(held))
+    edges = [f"{m} ({t['edge']})" for m, t in held["methods"].items() if t["edge"]]
+    if edges:
+        parts.append(
+            f"At the edge of the step sizes that were tried, so that more trials might help: {', '.join(edges)}.\n"
+        )
+    return "\n".join(parts)
+
+
+def _settings(best: dict[str, Any] | None) -> str:
+    if best is None:
+        return "all diverged"
+    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in best.items())
+
+
+def _to(held: dict[str, Any], method: str, target: float) -> float | None:
+    """Median over seeds of the queries to a target, from the curves in the file."""
+    best = held["methods"][method]["best"]
+    curves = [collect.unpack(r) for r in held["runs"] if best is not None and _is_of(r, method, best)]
+    if not curves:
+        return None
+    costs = [report.cost_to_target(c, held["metric"], target) for c in curves]
+    middle = statistics.median(math.inf if c is None else c[0] for c in costs)
+    return middle if math.isfinite(middle) else None
+
+
+def _is_of(run: dict[str, Any], method: str, best: dict[str, Any]) -> bool:
+    """Whether a final run is one of a method's with these settings."""
+    config = {**run["config"]}
+    wanted = {"optimizer": method, **best}
+    return run["name"].startswith(f"{method}-") and all(config.get(k) == v for k, v in wanted.items() if k in config)
+
+
+def _conclusion(held: dict[str, Any]) -> str:
+    ratios = {m: t["queries_ratio"] for m, t in held["methods"].items() if t.get("queries_ratio") is not None}
+    sparse = {m: r for m, r in ratios.items() if m.startswith("sparse")}
+    plain = [m for m in PLAIN if m in ratios]
+    if not plain:
+        return "The final runs are not there yet.\n"
+    first = min(plain, key=lambda m: ratios[m])
+    so_far = "" if all(len(t.get("each", [])) == len(held["seeds"]) for t in held["methods"].values()) else " so far"
+    if not sparse:
+        return f"**No sparse method reached the target{so_far}** of the best plain method, {first}.\n"
+    best = min(sparse, key=lambda m: sparse[m])
+    word = "fewer queries than" if sparse[best] < 1 else "no fewer queries than"
+    told = f"**{best} needs {number(sparse[best], 2)} of the queries** of {first}"
+    return f"{told}, the best plain method{so_far}: {word} it.\n"
+
+
+def _close(held: dict[str, Any]) -> str:
+    """Queries to f - f* = 1e-5, which the best plain method need not have reached."""
+    costs = {m: _to(held, m, CLOSE) for m in held["methods"]}
+    told = ", ".join(f"{m} {number(c)} N" if c is not None else f"{m} not reached" for m, c in costs.items())
+    reached = {m: c for m, c in costs.items() if c is not None}
+    sparse = [c for m, c in reached.items() if m.startswith("sparse")]
+    rivals = [c for m, c in reached.items() if not m.startswith("sparse")]
+    text = f"To f - f* = {CLOSE:g}: {told}."
+    if sparse and rivals:
+        text += (
+            f" The best rival needs {number(min(rivals) / min(sparse), 2)} times the queries of the best sparse method."
+        )
+    elif sparse:
+        text += f" No dense rival got there within {held['final_budget']:g} N."
+    return text + "\n"
