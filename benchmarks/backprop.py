@@ -2,11 +2,14 @@
 
 python benchmarks/backprop.py --save
 python benchmarks/backprop.py --device cuda --save
+python benchmarks/backprop.py --device cuda --dtype bfloat16 --save
 
 Two points: a closure at the current and at the reference point, wanted differences in one vector, over two ordinary
 evaluations of the same closure. The plan of what is wanted is made anew each time on a CPU, as for a selection drawn at
 every step, and once on CUDA, as for one drawn at every anchor. One point: a small step of SparseSGD with one choice of
-rows per anchor, over a step of SGD; "auto" on a CPU, always sparse on CUDA. CUDA runs in TF32.
+rows per anchor, over a step of SGD; "auto" on a CPU, always sparse on CUDA. On CUDA float32 means TF32, and beside the
+ratio of the times there is that of the time in kernels alone ("device"), for where Python is not what one waits
+for.
 """
 
 from __future__ import annotations
@@ -44,11 +47,12 @@ class Case:
 
 
 DEVICE = torch.device("cpu")
+DTYPE = torch.float32
 
 
 def images(model: nn.Module, batch: int) -> Case:
-    x, y = torch.randn(batch, 3, 32, 32, device=DEVICE), torch.randint(10, (batch,), device=DEVICE)
-    return Case(model.to(DEVICE), lambda model: F.cross_entropy(model(x), y))
+    x, y = torch.randn(batch, 3, 32, 32, device=DEVICE, dtype=DTYPE), torch.randint(10, (batch,), device=DEVICE)
+    return Case(model.to(DEVICE, DTYPE), lambda model: F.cross_entropy(model(x), y))
 
 
 def wide(*widths: int) -> nn.Module:
@@ -59,9 +63,9 @@ def wide(*widths: int) -> nn.Module:
 
 
 def language() -> Case:
-    model = LanguageModel(1000, 200, 200).to(DEVICE)
+    model = LanguageModel(1000, 200, 200).to(DEVICE, DTYPE)
     tokens = torch.randint(1000, (20, 36), device=DEVICE)
-    state = torch.zeros(1, 20, 200, device=DEVICE), torch.zeros(1, 20, 200, device=DEVICE)
+    state = tuple(torch.zeros(1, 20, 200, device=DEVICE, dtype=DTYPE) for _ in range(2))
 
     def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(tokens[:, :-1], state)[0].reshape(-1, 1000), tokens[:, 1:].reshape(-1))
@@ -70,7 +74,7 @@ def language() -> Case:
 
 
 def ranking() -> Case:
-    model = Factors(6040, 3706, 20).to(DEVICE)
+    model = Factors(6040, 3706, 20).to(DEVICE, DTYPE)
     users, better, worse = (torch.randint(n, (1000,), device=DEVICE) for n in (6040, 3706, 3706))
     return Case(model, lambda model: F.softplus(model(users, worse) - model(users, better)).mean())
 
@@ -105,6 +109,12 @@ def rows(params: list[Tensor], share: float) -> tuple[Tensor, Tensor]:
             found[number].append(begin + (chosen.sort().values[:, None] * width + torch.arange(width)).view(-1))
         begin += p.numel()
     return torch.cat(found[0]), torch.cat(found[1])
+
+
+def drawn(
+    case: Case, draw: Callable[[list[Tensor], float], tuple[Tensor, Tensor]], share: float
+) -> tuple[Tensor, Tensor]:
+    return draw(list(case.model.parameters()), share)
 
 
 def two_points(case: Case, selection: tuple[Tensor, Tensor]) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -182,6 +192,16 @@ def compare(ours: Callable[[], object], theirs: Callable[[], object], seconds: f
     return ratio, *(1e3 * min(column) for column in zip(*spent, strict=True))  # pyright: ignore
 
 
+def in_kernels(work: Callable[[], object]) -> float:
+    """The microseconds that the device spends in kernels for it."""
+    repeats = 10
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            work()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profile.key_averages()) / repeats
+
+
 def _clock(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
@@ -193,34 +213,46 @@ def _clock(work: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each entry of the table")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
-    global DEVICE
-    DEVICE = torch.device(given.device)
+    global DEVICE, DTYPE
+    DEVICE, DTYPE = torch.device(given.device), getattr(torch, given.dtype)
     torch.set_num_threads(given.threads)
     torch.backends.cuda.matmul.allow_tf32 = True
-    figures: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float | tuple[int, ...]]] = {}
     for name, make in CASES.items():
         if given.only not in name or (given.device == "cpu" and name == "ResNet-18, b = 100"):
             continue
-        for kind, draw in (("coordinates", coordinates), ("rows", rows)):
+        entries = {
+            "two points, coordinates": lambda case: two_points(case, drawn(case, coordinates, given.share)),
+            "two points, rows": lambda case: two_points(case, drawn(case, rows, given.share)),
+            "one point, rows": lambda case: one_point(case, given.share),
+        }
+        for kind, prepare in entries.items():
             torch.manual_seed(0)
-            case = make()
-            selection = draw(list(case.model.parameters()), given.share)
-            ratio, ours, theirs = compare(*two_points(case, selection), given.seconds)
-            figures.setdefault(name, {})[f"two points, {kind}"] = round(ratio, 3)
-            print(f"{name:36} two points, {kind:12} {ratio:6.3f}   {ours:8.2f} / {theirs:8.2f} ms", flush=True)
-        torch.manual_seed(0)
-        ratio, ours, theirs = compare(*one_point(make(), given.share), given.seconds)
-        figures[name]["one point, rows"] = round(ratio, 3)
-        print(f"{name:36} one point,  rows         {ratio:6.3f}   {ours:8.2f} / {theirs:8.2f} ms", flush=True)
+            ours, theirs = prepare(make())
+            ratio, least, its_least = compare(ours, theirs, given.seconds)
+            figures.setdefault(name, {})[kind] = round(ratio, 3)
+            line = f"{name:36} {kind:24} {ratio:6.3f}   {least:8.2f} / {its_least:8.2f} ms"
+            if given.device == "cuda":
+                here, there = in_kernels(ours), in_kernels(theirs)
+                figures[name][f"{kind}, device"] = round(here / there, 3)
+                figures[name][f"{kind}, microseconds"] = (
+                    round(1e3 * least),
+                    round(1e3 * its_least),
+                    round(here),
+                    round(there),
+                )
+                line += f"   device {here / there:6.3f}   {here / 1e3:8.2f} / {there / 1e3:8.2f} ms"
+            print(line, flush=True)
     if given.save:
-        name = f"backprop_cpu_{given.threads}" if given.device == "cpu" else "backprop_cuda"
-        save(name, [0], {"threads": given.threads, "share": given.share, "ratios": figures})
+        name = f"backprop_cpu_{given.threads}" if given.device == "cpu" else f"backprop_cuda_{given.dtype}"
+        save(name, [0], {"threads": given.threads, "dtype": given.dtype, "share": given.share, "ratios": figures})
 
 
 if __name__ == "__main__":
