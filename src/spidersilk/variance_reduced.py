@@ -45,7 +45,7 @@ class VarianceReduced(Optimizer):
     max_norm: clips the v that moves x to this norm; the running estimate stays as it is. Do not clip inside the
         closure: it would spoil the differences.
     sparse_backward: whether small steps compute the selected gradient entries alone where a layer has a rule for it;
-        "auto" does so for whole rows of large weights on a CPU.
+        "auto" does so for whole rows of large weights on a CPU, True where the clock shows a gain, "always" always.
     generator: seeds the selections, once; torch's default one if None.
 
     After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None: nothing of
@@ -67,7 +67,7 @@ class VarianceReduced(Optimizer):
         sparse_backward: bool | str = "auto",
         generator: torch.Generator | None = None,
     ):
-        check_choice("sparse_backward", sparse_backward, (True, False, "auto"))
+        check_choice("sparse_backward", sparse_backward, (True, False, "auto", "always"))
         check_base(base_optimizer, move, anchor_move)
         self.scaling = check_choices(reference, move, choose, anchor_move, sparsity)
         if max_norm is not None and not max_norm > 0:
