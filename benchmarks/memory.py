@@ -71,7 +71,7 @@ def main() -> None:
         sparsity=silk.RTop(given.share, 0.0, groups="rows"),
         sparse_backward="always",
     )
-    del adamw
+    adamw.state.clear()
     run("anchor", lambda: ours.step(lambda: evaluate(ours), anchor=True))
     anchor = seen["in p.grad"]
     run("small step", lambda: ours.step(lambda: evaluate(ours), anchor=False), 3)
