@@ -164,14 +164,16 @@ def compare(work: Work, seconds: float) -> tuple[float, float, float]:
     return ratio, *(1e3 * min(column) for column in zip(*spent, strict=True))  # pyright: ignore
 
 
-def in_kernels(work: Callable[[], object]) -> float:
-    """The microseconds that the device spends in kernels for it."""
+def in_kernels(work: Callable[[], object]) -> tuple[float, float]:
+    """The milliseconds that the device spends in kernels for it, and the share of those for weight gradients."""
     repeats = 10
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(repeats):
             work()
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in profile.key_averages()) / repeats
+    times = {event.key: event.self_device_time_total for event in profile.key_averages()}
+    total = sum(times.values())
+    return total / repeats / 1e3, sum(time for name, time in times.items() if "wgrad" in name) / total
 
 
 def _clock(work: Callable[[], object]) -> float:
@@ -190,7 +192,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each entry of the table")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     global DEVICE, DTYPE, FORMAT
@@ -201,7 +203,7 @@ def main() -> None:
     figures: dict[str, dict[str, float | list[float]]] = {}
     settings: list[bool | str] = ["always", True] if given.device == "cuda" else ["auto", "always", True]
     for name, make in CASES.items():
-        if given.only not in name or (given.device == "cpu" and name == "ResNet-18, b = 100"):
+        if not any(part in name for part in given.only) or (given.device == "cpu" and name == "ResNet-18, b = 100"):
             continue
         for kind in ("two points, coordinates", "two points, rows", "one point, rows"):
             for sparse in settings:
@@ -214,10 +216,12 @@ def main() -> None:
                 figures.setdefault(name, {})[entry] = round(ratio, 3)
                 line = f"{name:36} {entry:32} {ratio:6.3f}   {least:8.2f} / {its_least:8.2f} ms"
                 if given.device == "cuda":
-                    here, there = in_kernels(work.ours), in_kernels(work.theirs)
+                    (here, share), (there, its_share) = in_kernels(work.ours), in_kernels(work.theirs)
                     figures[name][f"{entry}, device"] = round(here / there, 3)
-                    figures[name][f"{entry}, ms"] = [round(x, 3) for x in (least, its_least, here / 1e3, there / 1e3)]
-                    line += f"   device {here / there:6.3f}   {here / 1e3:8.2f} / {there / 1e3:8.2f} ms"
+                    figures[name][f"{entry}, ms"] = [round(x, 3) for x in (least, its_least, here, there)]
+                    figures[name][f"{entry}, share of wgrad"] = [round(share, 3), round(its_share, 3)]
+                    line += f"   device {here / there:6.3f}   {here:8.2f} / {there:8.2f} ms"
+                    line += f"   wgrad {share:.3f} / {its_share:.3f}"
                 print(line, flush=True)
     if given.save:
         name = f"backprop_cpu_{given.threads}" if given.device == "cpu" else f"backprop_cuda_{given.dtype}"
