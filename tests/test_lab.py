@@ -25,7 +25,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 from rich.console import Console
 
 import spidersilk as silk
-from spidersilk.lab import batch, cli, demo, files, optimizers, report, reproduce, runner, tasks
+from spidersilk.lab import batch, cli, demo, files, optimizers, pieces, report, reproduce, runner, tasks
 from spidersilk.lab.config import RunConfig, apply_settings, from_dict, from_yaml
 from spidersilk.lab.inspecting import TaskSource
 from spidersilk.loader import AnchorLoader
@@ -296,7 +296,18 @@ def test_commands(tmp_path: Path, command) -> None:
     folders = map(str, (tmp_path / "runs").glob("logistic*"))
     code, told = command("report", *folders, "--to", str(tmp_path / "page.html"))
     assert code == 0, told
-    for words in ([], ["run"], ["compare"], ["reproduce"], ["report"], ["demo"], ["list"], ["plan"], ["inspect"]):
+    for words in (
+        [],
+        ["run"],
+        ["compare"],
+        ["reproduce"],
+        ["report"],
+        ["demo"],
+        ["list"],
+        ["plan"],
+        ["inspect"],
+        ["tune"],
+    ):
         code, told = command(*words, "--help")
         assert code == 0
         assert not words or "Example" in told
@@ -410,14 +421,17 @@ def test_without_data_digits_stand_in_and_the_rest_is_named(monkeypatch: pytest.
     monkeypatch.setenv("SPIDERSILK_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     known = reproduce.experiments("smoke")
-    kept, told = cli._with_data([c for part in known["figure1"] for c in part.configs])
-    assert [c.options["data"] for c in kept] == ["digits"] * 5  # the CNN; nothing stands in for ResNet-18
+    found, absent = pieces.with_data([c for part in known["figure1"] for c in part.configs])
+    assert [c.options["data"] for c, _ in found.values()] == ["digits"] * 5  # the CNN; nothing stands in for ResNet-18
+    told = list(absent.values())
     assert len(told) == 10
     assert "cifar10/data_batch_1.bin: not found" in told[0]
     assert "digits stand in" in told[-1]
-    assert cli._with_data([c for part in known["figure2"] + known["figure3"] for c in part.configs])[0] == []
+    assert pieces.with_data([c for part in known["figure2"] + known["figure3"] for c in part.configs])[0] == {}
     (table,) = known["table1"]
-    kept, told = cli._with_data(table.configs)
+    assert pieces.with_data(table.configs, stand_in=False)[0] == {}
+    found, told = pieces.with_data(table.configs)
+    kept = [c for c, _ in found.values()]
     assert [(c.options["model"], c.options["data"], c.label) for c in kept] == [
         ("fc", "digits", "fc, digits"), ("cnn", "digits", "cnn, digits")
     ]  # fmt: skip

@@ -16,11 +16,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spidersilk.lab import batch, demo, inspecting, optimizers, report, reproduce
+from spidersilk.lab import batch, demo, inspecting, optimizers, pieces, report, reproduce
 from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.files import DataError
+from spidersilk.lab.machine import command
 from spidersilk.lab.runner import RunError
-from spidersilk.lab.tasks import all_tasks, find, nearest
+from spidersilk.lab.tasks import all_tasks, nearest
+from spidersilk.lab.tune_command import tune_command
 from spidersilk.planner import Plan, plan
 
 app = typer.Typer(
@@ -44,8 +46,12 @@ Seeds = Annotated[int, typer.Option("--seeds", min=1, help="how many seeds, from
 def demo_command(out: Folder = Path("runs/demo"), jobs: Jobs = 1) -> None:
     """Five optimizers on embedded data at equal queries: a table here, and a report to look at."""
     torch.set_num_threads(1)
-    summaries = _sections(demo.parts(), out, jobs, resume=False, fresh=True, title="spidersilk demo")
-    _finish(summaries)
+    shown = {"demo": demo.parts()}
+    _finish(
+        pieces.run(
+            shown, out, console, jobs=jobs, resume=False, fresh=True, title="spidersilk demo", command=_command()
+        )
+    )
 
 
 @app.command("list", epilog="Example: spidersilk list")
@@ -123,25 +129,41 @@ def compare_command(
 
 @app.command("reproduce", epilog="Example: spidersilk reproduce figure1 --scale smoke")
 def reproduce_command(
-    what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all")],
+    what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all; more with commas")],
     scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
     jobs: Jobs = 1,
     resume: Resume = False,
+    only: Annotated[
+        str, typer.Option("--only", help="runs by name, with * and commas; what is named first runs first")
+    ] = "",
+    budget: Annotated[float | None, typer.Option("--budget", help="stop each run at this many queries over N")] = None,
+    seeds: Seeds = 1,
+    settings: Settings = None,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", help="seconds after which runs are saved and none is started")
+    ] = None,
+    collect: Annotated[
+        Path | None,
+        typer.Option("--collect", help="folder of paper_<experiment>.json: what is finished there is not run again"),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
     data_dir: DataDir = None,
+    plan_only: Annotated[bool, typer.Option("--list", help="say what would be run, and run nothing")] = False,
 ) -> None:
-    """An experiment of the paper, or all of them, and a report with its claims beside what was measured."""
+    """Experiments of the paper, and a report with its claims beside what was measured."""
     if scale not in ("smoke", "paper"):
         raise ValueError(f"--scale {scale!r} is not known{nearest(scale, ('smoke', 'paper'))}")
-    known = reproduce.experiments(scale)
-    if what not in (*known, "all"):
-        raise ValueError(f"there is no experiment {what!r}{nearest(what, [*known, 'all'])}")
-    chosen = [part for name, parts in known.items() if what in (name, "all") for part in parts]
-    folder = out or Path("runs") / f"{what}-{scale}"
     if data_dir is not None:
         os.environ["SPIDERSILK_DATA"] = str(data_dir)
-    summaries = _sections(chosen, folder, jobs, resume, fresh=False, title=f"Reproduction: {what}, {scale} scale")
-    _finish(summaries)
+    chosen = pieces.choose(reproduce.experiments(scale), what, only, budget, seeds, settings or [])
+    if plan_only:
+        console.print(pieces.table(chosen, collect))
+        return
+    folder = out or Path("runs") / f"{what.replace(',', '-')}-{scale}"
+    done = pieces.run(chosen, folder, console, jobs=jobs, resume=resume, title=f"Reproduction: {what}, {scale} scale",
+                      command=command(), only=only, time_limit=time_limit, collect_to=collect,
+                      stand_in=scale == "smoke")  # fmt: skip
+    _finish(done)
 
 
 @app.command("report", epilog="Example: spidersilk report runs/compare/*")
@@ -224,6 +246,8 @@ def inspect_command(
         inspecting.save(found, save, _command())
 
 
+app.command("tune", epilog="Example: spidersilk tune logistic --set data=w8a --budget 10 --jobs 2")(tune_command)
+
 PLAN_ROWS: dict[str, Callable[[Plan], str]] = {
     "lr": lambda p: f"{p.lr:.3g}",
     "largest stable lr": lambda p: f"{p.largest_stable_lr:.3g}",
@@ -242,70 +266,6 @@ def _count(k: float) -> float | int:
     if k > 1 and k != int(k):
         raise ValueError(f"k = {k} is neither a fraction (at most 1) nor a whole number")
     return k if k <= 1 else int(k)
-
-
-def _sections(
-    parts: list[reproduce.Part], folder: Path, jobs: int, resume: bool, fresh: bool, title: str
-) -> list[dict[str, Any]]:
-    """Run the parts, print a table for each, write the report."""
-    summaries, sections, left_out = [], [], []
-    taken = [c.name for part in parts for c in part.configs if (folder / c.name / "config.yaml").exists()]
-    if taken and not (fresh or resume):
-        raise ValueError(
-            f"{folder} holds runs already ({taken[0]} ...): give --resume to go on with them, or another --out"
-        )
-    for part in parts:
-        if fresh:
-            for config in part.configs:
-                _forget(folder / config.name)
-        configs, absent = _with_data(part.configs)
-        left_out += [f"{part.title}, {line}" for line in absent]
-        done = batch.run_all(configs, folder, jobs=jobs, resume=resume, console=console)
-        summaries += done
-        curves = []
-        for config, summary in zip(configs, done, strict=True):
-            if summary["status"] == "failed":
-                left_out.append(f"{part.title}, {config.title()}: {summary['reason']}")
-            else:
-                curves.append(report.load_run(folder / config.name))
-        section = report.Section(part.title, curves, part.note, metric=report.metric_of(curves))
-        if curves:
-            part.conclude(section)
-            for name, head, rows in [*section.tables, *([report.target_table(section)] if section.rivals else [])]:
-                table = Table(*head, title=f"{part.title}\n{name}")
-                for row in rows:
-                    table.add_row(*row)
-                console.print(table)
-            for claim in section.claims:
-                console.print(f"paper: {claim.paper}\n  here: {claim.ours}\n  [bold]{claim.verdict}[/bold]")
-            sections.append(section)
-    for line in left_out:
-        console.print(f"[red]left out:[/red] {line}")
-    if sections:
-        path = report.write(sections, folder / "report.html", title, _command(), left_out)
-        console.print(f"report: {path}")
-    return summaries
-
-
-def _with_data(configs: list[RunConfig]) -> tuple[list[RunConfig], list[str]]:
-    """Runs whose data is at hand, or can be downloaded; embedded data stands in where it can. And what was left out."""
-    kept, told = [], []
-    for config in configs:
-        missing = find(config.task).missing_data(config.options, config.data_dir)
-        if missing is None:
-            kept.append(config)
-            continue
-        other = reproduce.on_embedded_data(config)
-        if other is not None and other not in kept:
-            kept.append(other)
-        told.append(f"{config.title()}: {'digits stand in, as ' if other else ''}{missing}")
-    return kept, told
-
-
-def _forget(folder: Path) -> None:
-    """Remove what an earlier demo left; nothing but a run's own files."""
-    for name in ("config.yaml", "metrics.jsonl", "summary.json", "checkpoint.pt"):
-        (folder / name).unlink(missing_ok=True)
 
 
 def _with_seeds(configs: list[RunConfig], seeds: int) -> list[RunConfig]:

@@ -6,13 +6,10 @@ import io
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _INK = "#010203"  # replaced by the page's own text colour, so that a figure follows dark mode
 _COLOURS = [
@@ -47,6 +44,7 @@ class Curve:
 
 def plot(curves: list[Curve], x: str, y: str, x_label: str, y_label: str, title: str, log: bool) -> Figure | None:
     """Lines of y over x, one for each run; None if no run has them."""
+    plt = _pyplot()
     with plt.rc_context({"text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "xtick.color": _INK,
                          "ytick.color": _INK, "svg.fonttype": "none", "font.size": 10}):  # fmt: skip
         figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
@@ -77,6 +75,7 @@ def plot(curves: list[Curve], x: str, y: str, x_label: str, y_label: str, title:
 def svg(figure: Figure, name: str) -> str:
     """The figure as an <svg> element that takes its text colour from the page; `name` keeps its ids apart."""
     buffer = io.StringIO()
+    plt = _pyplot()
     with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
@@ -86,4 +85,14 @@ def svg(figure: Figure, name: str) -> str:
 
 def png(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=130, facecolor="white")
-    plt.close(figure)
+    _pyplot().close(figure)
+
+
+def _pyplot() -> Any:
+    """Imported when something is drawn: runs can be done on a machine without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt

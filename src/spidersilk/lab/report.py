@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jinja2
 import yaml
 
 from spidersilk.lab.figures import Curve, plot, png, svg
@@ -119,6 +118,8 @@ def words(metric: str) -> str:
 
 def write(sections: list[Section], path: Path, title: str, command: str, left_out: list[str] | None = None) -> Path:
     """The page at `path`, and each figure as PNG beside it."""
+    import jinja2  # here, as what is drawn with: runs can be done without it
+
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = []
     for number, section in enumerate(sections):

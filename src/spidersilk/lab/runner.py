@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch import Tensor
 import spidersilk as silk
 from spidersilk.lab import optimizers
 from spidersilk.lab.config import RunConfig, from_yaml
+from spidersilk.lab.machine import machine, revision, versions
 from spidersilk.lab.tasks import Task, find
 from spidersilk.planner import theorem_2_inner_steps
 from spidersilk.schedule import Adaptive, as_inner_length
@@ -53,15 +52,24 @@ class _Meters:
 
 
 def run(
-    config: RunConfig, folder: Path, *, resume: bool = False, report: Callable[[Progress], None] | None = None
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    report: Callable[[Progress], None] | None = None,
+    until: float | None = None,
 ) -> dict[str, Any]:
-    """Train to the budget; returns the summary. With `resume`, continue from the last checkpoint in the folder."""
-    return Run(config.completed(), folder).go(resume, report or (lambda _: None))
+    """Train to the budget; returns the summary. With `resume`, continue from the last checkpoint in the folder.
+
+    A run that comes to the time `until` (as `time.time` tells it) measures once more, saves a checkpoint and ends with
+    the status "stopped"; `resume` goes on with it.
+    """
+    return Run(config.completed(), folder, until).go(resume, report or (lambda _: None))
 
 
 class Run:
-    def __init__(self, config: RunConfig, folder: Path):
-        self.config, self.folder = config, folder
+    def __init__(self, config: RunConfig, folder: Path, until: float | None = None):
+        self.config, self.folder, self.until = config, folder, math.inf if until is None else until
         self.meters = _Meters()
         self.memory: list[Tensor] = []  # where the config asks for it
         self.noted: dict[str, tuple[float, int]] = {}  # sums and counts of measures since the last line of metrics
@@ -85,12 +93,14 @@ class Run:
         self._tensorboard = self._open_tensorboard()
         status, reason = "finished", ""
         try:
-            self._train(report)
+            if not self._train(report):
+                status, reason = "stopped", f"its time was over at {self.meters.queries / self.task.samples:.2f} N"
         except silk.DivergenceError as error:
             status, reason = "diverged", str(error)
         told = self._summary(status, reason)
         write_atomically(summary, json.dumps(told, indent=1).encode() + b"\n")
-        checkpoint.unlink(missing_ok=True)
+        if status in FINISHED:
+            checkpoint.unlink(missing_ok=True)
         if self._tensorboard is not None:
             self._tensorboard.close()
         return told
@@ -146,8 +156,11 @@ class Run:
 
     # Training.
 
-    def _train(self, report: Callable[[Progress], None]) -> None:
-        """The clock runs while batches are fetched and steps taken, and stands while one looks or saves."""
+    def _train(self, report: Callable[[Progress], None]) -> bool:
+        """Whether it came to the budget before its time was over.
+
+        The clock runs while batches are fetched and steps taken, and stands while one looks or saves.
+        """
         meters, config, n = self.meters, self.config, self.task.samples
         batches = iter(self.batches)
         saved_at = meters.seconds
@@ -159,8 +172,13 @@ class Run:
                 self._evaluate()
                 meters.next_eval = (math.floor(done / config.eval_every) + 1) * config.eval_every
                 if done >= config.budget:
-                    return
+                    return True
                 self._start_clock()
+            if time.time() > self.until:
+                self._stop_clock()
+                self._save()  # before it looks: what a stopped run shows last is measured again if it goes on
+                self._evaluate()
+                return False
             batch, is_anchor = next(batches)
             loss = self._step(batch, is_anchor)
             meters.updates += 1
@@ -199,12 +217,13 @@ class Run:
     def _track_memory(self) -> None:
         """The memory that a dense method would have: started from |v|, averaged at each step."""
         decay = self.config.memory_decay
-        sizes = [p.grad.detach().abs() for p in self.task.model.parameters() if p.grad is not None]
+        gradients = [p.grad.detach() for p in self.task.model.parameters() if p.grad is not None]
+        sizes = torch._foreach_abs(gradients)  # pyright: ignore[reportPrivateImportUsage]
         if not self.memory:
-            self.memory = sizes
+            self.memory = list(sizes)
         else:
-            for m, size in zip(self.memory, sizes, strict=True):
-                m.mul_(1 - decay).add_(size, alpha=decay)
+            torch._foreach_mul_(self.memory, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(self.memory, sizes, alpha=decay)  # pyright: ignore[reportPrivateImportUsage]
 
     def _step(self, batch: Any, is_anchor: Any) -> Tensor:
         size = self.task.size(batch)
@@ -366,31 +385,3 @@ def write_atomically(path: Path, content: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(path)
-
-
-def versions() -> dict[str, str]:
-    return {"spidersilk": silk.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        cpu = platform.processor()
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {"cpu": cpu, "gpu": gpu, "threads": torch.get_num_threads(), "system": platform.system()}
-
-
-def revision() -> str:
-    """The git revision of the source, where it is a checkout; SPIDERSILK_REVISION tells it of a copy."""
-    if told := os.environ.get("SPIDERSILK_REVISION"):
-        return told
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return ""
-    return done.stdout.strip()

@@ -165,11 +165,11 @@ class Language(Task):
         told = {}
         for part, name in (("train", "train_loss"), ("valid", "valid_loss")):
             matrix, state = self._matrix(self.text[part][: self.given["eval_tokens"]], 20), self._zero_state(20)
-            total = 0.0
+            losses = []
             for chunk in range(self._chunks(matrix)):
                 loss, state = self._chunk_loss(matrix, chunk, state)
-                total += float(loss)
-            told[name] = total / self._chunks(matrix)
+                losses.append(loss.double())
+            told[name] = float(torch.stack(losses).mean())
         self.model.train()
         return told
 

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# The paper's experiments at its own scale on one GPU, in pieces of some minutes, most telling runs first.
+#
+#   benchmarks/paper.sh PIECE OUT [SECONDS]
+#
+# PIECE    needs                       does
+# small    mnist, ptb, perhaps svhn    Figure 1 right, Figure 2, sparsity sweep, Table 1 of FC and CNN, the CNN tuned
+# cifar    cifar10                     Figure 1 left, Table 1 of FC and CNN
+# entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
+# tune     ptb, cifar10                the language model, CNN and ResNet-18 on CIFAR-10 tuned
+# rest     all                         what `reproduce all` has not finished; MovieLens 1M, vocabulary 10,000 too
+#
+# OUT gets paper_*.json and tune_*.json, to be copied into results/, and log.txt. What OUT or results/ has finished is
+# not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
+# (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS is the number of runs side by
+# side (14); MPS=0 does without NVIDIA's MPS, by which small kernels of several processes run at once.
+# SPIDERSILK_DATA is the folder of the data.
+set -u
+piece=${1:?small, cifar, entropy, tune or rest}
+out=${2:?folder for the results}
+seconds=${3:-500}
+runs=${RUNS:-/tmp/spidersilk-runs}
+jobs=${JOBS:-14}
+python=${PYTHON:-python3}
+began=$(date +%s)
+cd "$(dirname "$0")/.."
+mkdir -p "$out" "$runs"
+cp -n results/paper_*.json results/tune_*.json "$out"/ 2>/dev/null
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 SPIDERSILK_OFFLINE=1 COLUMNS=150
+export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/spidersilk-triton}
+
+left() { echo $((began + seconds - $(date +%s))); }
+
+start_mps() {
+    [ "${MPS:-1}" = 1 ] && command -v nvidia-cuda-mps-control >/dev/null || { echo "without MPS"; return; }
+    export CUDA_MPS_PIPE_DIRECTORY=/tmp/spidersilk-mps CUDA_MPS_LOG_DIRECTORY=/tmp/spidersilk-mps-log
+    mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
+    nvidia-cuda-mps-control -d
+    if timeout 40 "$python" -c 'import torch; torch.ones(9, device="cuda").sum().item()'; then
+        echo "with MPS"
+    else
+        echo "MPS does not work here"
+        stop_mps
+        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    fi
+}
+
+stop_mps() { [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1; }
+
+# reproduce NAME JOBS WHAT OPTIONS...
+reproduce() {
+    local name=$1 many=$2
+    shift 2
+    "$python" -m spidersilk.lab.cli reproduce "$@" --scale paper --jobs "$many" --resume --out "$runs" \
+        --collect "$out" --time-limit "$(left)" >"$runs/log_$name.txt" 2>&1
+    echo "$name: exit $?, $(left) s left"
+}
+
+# tune NAME JOBS TASK OPTIONS...
+tune() {
+    local name=$1 many=$2
+    shift 2
+    [ "$(left)" -gt 15 ] || { echo "$name: no time"; return; }
+    "$python" -m spidersilk.lab.cli tune "$@" --jobs "$many" --resume --out "$runs/tune" --to "$out" \
+        --time-limit "$(left)" >"$runs/log_$name.txt" 2>&1
+    echo "$name: exit $?, $(left) s left"
+}
+
+trap stop_mps EXIT
+start_mps
+case $piece in
+small)
+    # The language model's runs are few and long, the others many and short: two batches side by side.
+    printed='figure2-sgd,figure2-spiderboost,figure2-sparse-spiderboost,figure2-sparse-sgd-tuned,figure2-sgd-tuned'
+    reproduce figure2 6 figure2 --only "$printed,figure2-sparse-spiderboost-adaptive" &
+    table='table1-cnn-mnist,table1-fc-mnist,sparsity-fc-*,table1-cnn-svhn,table1-fc-svhn'
+    reproduce small $((jobs - 6)) figure1,sparsity,table1 --only "figure1-right-*,sparsity-cnn-*,$table"
+    tune tune_cnn $((jobs - 6)) image --set model=cnn --set data=mnist --budget 1 --final-budget 4
+    wait %1
+    ;;
+cifar)
+    # Eight at a time: a ResNet fills the GPU by itself, but at equal pace the curves can be compared when time is over.
+    first=$(printf 'figure1-left-%s,' sgd spiderboost sparse-spiderboost sparse-sgd sparse-svrg \
+        sparse-spiderboost-adaptive)
+    reproduce cifar 8 figure1,table1 --only "${first}table1-cnn-cifar10,table1-fc-cifar10,figure1-left-*"
+    ;;
+entropy)
+    reproduce entropy 2 table1 --only 'table1-resnet18-cifar10,table1-resnet18-svhn'
+    ;;
+tune)
+    tune tune_language 8 language --budget 1 --final-budget 3
+    tune tune_cnn_cifar "$jobs" image --set model=cnn --set data=cifar10 --budget 2 --final-budget 8
+    tune tune_resnet 4 image --set model=resnet18 --set data=cifar10 --set channels_last=true --set eval_samples=5000 \
+        --budget 1 --final-budget 4
+    ;;
+rest)
+    reproduce rest "$jobs" all
+    ;;
+*)
+    echo "$piece: not a piece; there are small, cifar, entropy, tune, rest" >&2
+    exit 2
+    ;;
+esac
+cat "$runs"/log_*.txt >"$out/log.txt"
+for file in "$out"/*.json; do # what nothing was added to
+    cmp -s "$file" "results/$(basename "$file")" && rm "$file"
+done
+tail -n 60 "$out/log.txt"
