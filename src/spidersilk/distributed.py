@@ -133,7 +133,7 @@ class Workers(Alone):
         return int(word)
 
     def attach(self, params: Sequence[Tensor]) -> None:
-        self._wrappers = Wrappers(params)
+        self._wrappers = Wrappers(params, self.group)
 
     def share(self, anchor: Any, samples: int | None) -> Share:
         portion = portion_of(anchor)
