@@ -183,8 +183,10 @@ def ddp_beside_the_point(group: Any) -> float:
     """A wrapper is there, and the closure calls the module in it: nobody but us averages."""
     alone = trajectory(None, "SparseSVRG", 20, anchor_batch_size=40, batch_size=8)[0]
     training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
-    training.called = training.model
-    return float((training.go(20) - alone).abs().max())
+    wrapper, training.called = training.called, training.model
+    off = float((training.go(20) - alone).abs().max())
+    assert training.optimizer._workers._wrappers.found == [wrapper]
+    return off
 
 
 def ddp_over_others(group: Any) -> float:

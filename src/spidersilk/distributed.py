@@ -146,10 +146,10 @@ class Workers(Alone):
         self._averaged = False
         # Of an anchor in pieces, or of unequal shares, the sum over ranks is taken once, at the end.
         if self._wrappers.reduces and marker.first and marker.last and share.even:
-            calls = self._wrappers.called
+            self._wrappers.watch()
             with self.answering("the all-reduce of an anchor by DistributedDataParallel"):
                 loss = evaluate()
-            self._averaged = self._wrappers.called > calls
+            self._averaged = self._wrappers.was_called()
             return loss, 1.0 if self._averaged else share.weight
         with self._wrappers.silent():
             return evaluate(), share.weight
