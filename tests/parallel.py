@@ -422,21 +422,23 @@ def unequal_own_batches(group: Any) -> tuple[str, str]:
 
 
 def sharded(group: Any) -> list[str]:
-    """What is said of models under both forms of FSDP."""
+    """What is said of models under both forms of FSDP, by optimizers with a group and without."""
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    mesh = DeviceMesh.from_group(group, "cpu")
-    two = nn.Linear(8, 8)
-    fully_shard(two, mesh=mesh)
-    flat = nn.Parameter(torch.zeros(8))
-    flat._is_flat_param = True  # what FSDP1 marks its FlatParameter with
+    second = nn.Linear(8, 8)
+    fully_shard(second, mesh=DeviceMesh.from_group(group, "cpu"))
+    options = {"process_group": group, "device_id": torch.device("cpu")}
+    first = FullyShardedDataParallel(nn.Linear(8, 8), **options)
+    looks_plain = FullyShardedDataParallel(nn.Linear(8, 8), use_orig_params=True, **options)
     told = []
-    for params in (two.parameters(), [flat]):
-        try:
-            silk.SparseSVRG(params, lr=0.1, process_group=group)
-        except ValueError as error:
-            told.append(str(error))
+    for model in (second, first, looks_plain):
+        for given in (group, None):
+            try:
+                optimizer = silk.SparseSVRG(model.parameters(), lr=0.1, process_group=given)
+                optimizer.step(lambda: torch.zeros(()), anchor=True)
+            except ValueError as error:
+                told.append(str(error))
     return told
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from spidersilk.agreement import DisagreementError, Fact, compare
 from spidersilk.schedule import Anchor, Portion
 from spidersilk.streams import fresh_seed
-from spidersilk.wrappers import Wrappers
+from spidersilk.wrappers import Wrappers, refuse_sharding
 
 __all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast", "join"]
 
@@ -76,6 +76,8 @@ class Alone:
 
     def attach(self, params: Sequence[Tensor]) -> None:
         """Look at what is around the parameters, before the first step."""
+        if dist.is_available() and dist.is_initialized():
+            refuse_sharding(params)
 
     def share(self, anchor: Any, samples: int | None) -> Share:
         portion = portion_of(anchor)

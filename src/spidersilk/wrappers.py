@@ -25,8 +25,13 @@ def refuse_sharded(params: Sequence[Tensor]) -> None:
             raise ValueError(_SHARDED)
 
 
-def _shards(module: nn.Module) -> bool:
-    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)  # without its slow import
+def refuse_sharding(params: Sequence[Tensor]) -> list[nn.Module]:
+    """FSDP1 with use_orig_params=True, whose parameters look like plain ones; the modules around them come back."""
+    around = modules_around(params)
+    for module in around:
+        if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__):  # without its slow import
+            raise ValueError(_SHARDED)
+    return around
 
 
 class Wrappers:
@@ -36,9 +41,7 @@ class Wrappers:
     """
 
     def __init__(self, params: Sequence[Tensor], group: Any):
-        around = modules_around(params)
-        if any(_shards(module) for module in around):  # with use_orig_params=True, parameters look like plain ones
-            raise ValueError(_SHARDED)
+        around = refuse_sharding(params)
         self.found: list[Any] = [module for module in around if isinstance(module, DistributedDataParallel)]
         self.reduces = False
         if len(self.found) == 1:
