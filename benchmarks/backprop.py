@@ -2,11 +2,14 @@
 
 python benchmarks/backprop.py --save
 python benchmarks/backprop.py --device cuda --save
+python benchmarks/backprop.py --device cuda --dtype bfloat16 --channels-last --save
 
-Two points: a closure at the current and at the reference point, wanted differences in one vector, over two ordinary
-evaluations of the same closure. The plan of what is wanted is made anew each time on a CPU, as for a selection drawn at
-every step, and once on CUDA, as for one drawn at every anchor. One point: a small step of SparseSGD with one choice of
-rows per anchor, over a step of SGD; "auto" on a CPU, always sparse on CUDA. CUDA runs in TF32.
+Two points: the closure at the current and at the anchor point, and the differences at the selected coordinates in one
+vector, over two ordinary evaluations of the same closure, of which nothing is read. The selection, drawn anew each time
+on a CPU and once on CUDA, is not counted; the plan made from it is. One point: a small step of SparseSGD with one
+choice of rows per anchor, over a step of SGD. Each with `sparse_backward` "always", True and, on a CPU, "auto". On CUDA
+float32 means TF32, and beside the ratio of the times there is that of the time in kernels alone ("device"), for where
+Python is not what one waits for.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from record import save
@@ -25,9 +29,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
-from spidersilk.backprop import Capture, Wanted
-from spidersilk.flat import make_slabs
-from spidersilk.kernels import dispatch
 from spidersilk.lab import models
 from spidersilk.lab.tasks.language import LanguageModel
 from spidersilk.lab.tasks.ranking import Factors
@@ -43,12 +44,24 @@ class Case:
         return self.loss_of(self.model)
 
 
+class Work(NamedTuple):
+    """What is compared, and what goes before it and is not timed."""
+
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+    prepare: Callable[[], None] = lambda: None
+
+
+WARM_UP = 40  # evaluations, within which the library has found the ways it will go
 DEVICE = torch.device("cpu")
+DTYPE = torch.float32
+FORMAT = torch.contiguous_format
 
 
 def images(model: nn.Module, batch: int) -> Case:
-    x, y = torch.randn(batch, 3, 32, 32, device=DEVICE), torch.randint(10, (batch,), device=DEVICE)
-    return Case(model.to(DEVICE), lambda model: F.cross_entropy(model(x), y))
+    x, y = torch.randn(batch, 3, 32, 32, device=DEVICE, dtype=DTYPE), torch.randint(10, (batch,), device=DEVICE)
+    x = x.contiguous(memory_format=FORMAT)
+    return Case(model.to(DEVICE, DTYPE), lambda model: F.cross_entropy(model(x), y))
 
 
 def wide(*widths: int) -> nn.Module:
@@ -59,9 +72,9 @@ def wide(*widths: int) -> nn.Module:
 
 
 def language() -> Case:
-    model = LanguageModel(1000, 200, 200).to(DEVICE)
+    model = LanguageModel(1000, 200, 200).to(DEVICE, DTYPE)
     tokens = torch.randint(1000, (20, 36), device=DEVICE)
-    state = torch.zeros(1, 20, 200, device=DEVICE), torch.zeros(1, 20, 200, device=DEVICE)
+    state = tuple(torch.zeros(1, 20, 200, device=DEVICE, dtype=DTYPE) for _ in range(2))
 
     def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(tokens[:, :-1], state)[0].reshape(-1, 1000), tokens[:, 1:].reshape(-1))
@@ -70,9 +83,16 @@ def language() -> Case:
 
 
 def ranking() -> Case:
-    model = Factors(6040, 3706, 20).to(DEVICE)
+    model = Factors(6040, 3706, 20).to(DEVICE, DTYPE)
     users, better, worse = (torch.randint(n, (1000,), device=DEVICE) for n in (6040, 3706, 3706))
     return Case(model, lambda model: F.softplus(model(users, worse) - model(users, better)).mean())
+
+
+def evaluate(case: Case, optimizer: torch.optim.Optimizer) -> Tensor:
+    optimizer.zero_grad()
+    loss = case.loss()
+    loss.backward()
+    return loss
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -87,63 +107,33 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def coordinates(params: list[Tensor], share: float) -> tuple[Tensor, Tensor]:
-    """As many top as random coordinates; which ones does not matter here."""
-    d = sum(p.numel() for p in params)
-    drawn = torch.randperm(d)[: int(d * share)]
-    return drawn[::2].sort().values, drawn[1::2].sort().values
+def two_points(case: Case, share: float, groups: str | None, sparse: bool | str) -> Work:
+    """The difference on a selection drawn anew, and two dense evaluations."""
+    params = list(case.model.parameters())
+    sparsity = silk.RTop(share / 2, share / 2, groups=groups, per_tensor=True)
+    ours = silk.VarianceReduced(torch.optim.SGD(params, 1e-3), "anchor", sparsity=sparsity, sparse_backward=sparse)
+    ours.step(lambda: evaluate(case, ours), anchor=True)
+    work: Any = ours._work
+    points = work.vectors.points
+    selections = work.select()
+
+    def draw() -> None:
+        nonlocal selections
+        if DEVICE.type == "cpu":
+            selections = work.select()
+
+    def ordinary() -> None:
+        evaluate(case, ours)
+        with swapped(params, points):
+            evaluate(case, ours)
+
+    return Work(lambda: ours._evaluator.evaluate(lambda: evaluate(case, ours), selections), ordinary, draw)
 
 
-def rows(params: list[Tensor], share: float) -> tuple[Tensor, Tensor]:
-    """Whole rows of every tensor, at least this share of each; of a vector, entries."""
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
-    begin = 0
-    for p in params:
-        width = p[0].numel()
-        drawn = torch.randperm(p.shape[0])[: _share_of(p.shape[0], share)]
-        for number, chosen in enumerate((drawn[::2], drawn[1::2])):
-            found[number].append(begin + (chosen.sort().values[:, None] * width + torch.arange(width)).view(-1))
-        begin += p.numel()
-    return torch.cat(found[0]), torch.cat(found[1])
-
-
-def two_points(case: Case, selection: tuple[Tensor, Tensor]) -> tuple[Callable[[], None], Callable[[], None]]:
-    """The sparse difference, and two dense evaluations."""
-    (slab,) = make_slabs([{"params": list(case.model.parameters())}])
-    ops = dispatch.find("auto", [(slab.device, slab.dtype)])
-    points = [p.detach() + 1e-3 for p in slab.params]
-    selection = selection[0].to(DEVICE), selection[1].to(DEVICE)
-    plan = [Wanted(slab.params, *selection)]
-
-    def clear() -> None:
-        for p in slab.params:
-            p.grad = None
-
-    def sparse() -> None:
-        capture = Capture(plan if DEVICE.type == "cuda" else [Wanted(slab.params, *selection)], ops)
-        clear()
-        with capture.evaluation(1.0):
-            case.loss().backward()
-        clear()
-        with swapped(slab.params, points), capture.evaluation(-1.0):
-            case.loss().backward()
-        capture.values()
-
-    def dense() -> None:
-        clear()
-        case.loss().backward()
-        clear()
-        with swapped(slab.params, points):
-            case.loss().backward()
-
-    return sparse, dense
-
-
-def one_point(case: Case, share: float) -> tuple[Callable[[], object], Callable[[], object]]:
+def one_point(case: Case, share: float, sparse: bool | str) -> Work:
     """A small step of SparseSGD, and a step of SGD, on two copies of the model."""
     twin = copy.deepcopy(case)
     base = torch.optim.SGD(case.model.parameters(), 1e-6)
-    sparse = "auto" if next(case.model.parameters()).device.type == "cpu" else True
     ours = silk.VarianceReduced(
         base,
         None,
@@ -153,33 +143,37 @@ def one_point(case: Case, share: float) -> tuple[Callable[[], object], Callable[
         sparse_backward=sparse,
     )
     sgd = torch.optim.SGD(twin.model.parameters(), 1e-6)
-
-    def evaluate(case: Case, optimizer: torch.optim.Optimizer) -> Tensor:
-        optimizer.zero_grad()
-        loss = case.loss()
-        loss.backward()
-        return loss
-
     ours.step(lambda: evaluate(case, ours), anchor=True)
-    for _ in range(8):  # the optimizer's own trials
-        ours.step(lambda: evaluate(case, ours), anchor=False)
-    return lambda: ours.step(lambda: evaluate(case, ours), anchor=False), lambda: sgd.step(lambda: evaluate(twin, sgd))
+    return Work(
+        lambda: ours.step(lambda: evaluate(case, ours), anchor=False), lambda: sgd.step(lambda: evaluate(twin, sgd))
+    )
 
 
-def _share_of(rows: int, share: float) -> int:
-    return -(-int(rows * share * 1000) // 1000)
-
-
-def compare(ours: Callable[[], object], theirs: Callable[[], object], seconds: float) -> tuple[float, float, float]:
+def compare(work: Work, seconds: float) -> tuple[float, float, float]:
     """The median ratio of neighbouring runs, and the least times of both in ms."""
-    for work in (ours, theirs, ours, theirs):
-        work()
+    for _ in range(WARM_UP):
+        work.prepare()
+        work.ours()
+    work.theirs()
     spent: list[tuple[float, float]] = []
     start = time.perf_counter()
     while len(spent) < 7 or (time.perf_counter() - start < seconds and len(spent) < 400):
-        spent.append((_clock(ours), _clock(theirs)))
+        work.prepare()
+        spent.append((_clock(work.ours), _clock(work.theirs)))
     ratio = statistics.median(a / b for a, b in spent)
     return ratio, *(1e3 * min(column) for column in zip(*spent, strict=True))  # pyright: ignore
+
+
+def in_kernels(work: Callable[[], object]) -> tuple[float, float]:
+    """The milliseconds that the device spends in kernels for it, and the share of those for weight gradients."""
+    repeats = 10
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(repeats):
+            work()
+        torch.cuda.synchronize()
+    times = {event.key: event.self_device_time_total for event in profile.key_averages()}
+    total = sum(times.values())
+    return total / repeats / 1e3, sum(time for name, time in times.items() if "wgrad" in name) / total
 
 
 def _clock(work: Callable[[], object]) -> float:
@@ -193,34 +187,46 @@ def _clock(work: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--channels-last", action="store_true", help="images in that memory format")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each entry of the table")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
-    global DEVICE
-    DEVICE = torch.device(given.device)
+    global DEVICE, DTYPE, FORMAT
+    DEVICE, DTYPE = torch.device(given.device), getattr(torch, given.dtype)
+    FORMAT = torch.channels_last if given.channels_last else FORMAT
     torch.set_num_threads(given.threads)
     torch.backends.cuda.matmul.allow_tf32 = True
-    figures: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float | list[float]]] = {}
+    settings: list[bool | str] = ["always", True] if given.device == "cuda" else ["auto", "always", True]
     for name, make in CASES.items():
-        if given.only not in name or (given.device == "cpu" and name == "ResNet-18, b = 100"):
+        if not any(part in name for part in given.only) or (given.device == "cpu" and name == "ResNet-18, b = 100"):
             continue
-        for kind, draw in (("coordinates", coordinates), ("rows", rows)):
-            torch.manual_seed(0)
-            case = make()
-            selection = draw(list(case.model.parameters()), given.share)
-            ratio, ours, theirs = compare(*two_points(case, selection), given.seconds)
-            figures.setdefault(name, {})[f"two points, {kind}"] = round(ratio, 3)
-            print(f"{name:36} two points, {kind:12} {ratio:6.3f}   {ours:8.2f} / {theirs:8.2f} ms", flush=True)
-        torch.manual_seed(0)
-        ratio, ours, theirs = compare(*one_point(make(), given.share), given.seconds)
-        figures[name]["one point, rows"] = round(ratio, 3)
-        print(f"{name:36} one point,  rows         {ratio:6.3f}   {ours:8.2f} / {theirs:8.2f} ms", flush=True)
+        for kind in ("two points, coordinates", "two points, rows", "one point, rows"):
+            for sparse in settings:
+                torch.manual_seed(0)
+                case, groups = make(), "rows" if "rows" in kind else None
+                one = "one" in kind
+                work = one_point(case, given.share, sparse) if one else two_points(case, given.share, groups, sparse)
+                ratio, least, its_least = compare(work, given.seconds)
+                entry = f"{kind}, {sparse}"
+                figures.setdefault(name, {})[entry] = round(ratio, 3)
+                line = f"{name:36} {entry:32} {ratio:6.3f}   {least:8.2f} / {its_least:8.2f} ms"
+                if given.device == "cuda":
+                    (here, share), (there, its_share) = in_kernels(work.ours), in_kernels(work.theirs)
+                    figures[name][f"{entry}, device"] = round(here / there, 3)
+                    figures[name][f"{entry}, ms"] = [round(x, 3) for x in (least, its_least, here, there)]
+                    figures[name][f"{entry}, share of wgrad"] = [round(share, 3), round(its_share, 3)]
+                    line += f"   device {here / there:6.3f}   {here:8.2f} / {there:8.2f} ms"
+                    line += f"   wgrad {share:.3f} / {its_share:.3f}"
+                print(line, flush=True)
     if given.save:
-        name = f"backprop_cpu_{given.threads}" if given.device == "cpu" else "backprop_cuda"
-        save(name, [0], {"threads": given.threads, "share": given.share, "ratios": figures})
+        name = f"backprop_cpu_{given.threads}" if given.device == "cpu" else f"backprop_cuda_{given.dtype}"
+        setting = {"threads": given.threads, "dtype": given.dtype, "channels last": given.channels_last}
+        save(name, [0], setting | {"share": given.share, "ratios": figures})
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Gradients and optimizer state during small steps: SparseSGD with rows over AdamW, against AdamW itself; ResNet-18.
 
 python benchmarks/memory.py --save
+python benchmarks/memory.py --device cuda --batch 100 --save
 
 Counts the bytes of the tensors that are there: the gradients when the backward pass is over (what is in p.grad and what
 a capture has taken), and the base's state after the step. M, the anchor's gradient and the anchor's p.grad are beside.
+On CUDA also the allocator's peaks over whole steps, activations included.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,11 +31,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     torch.manual_seed(0)
-    x, y = torch.randn(given.batch, 3, 32, 32), torch.randint(10, (given.batch,))
-    model = models.resnet18()
+    x, y = torch.randn(given.batch, 3, 32, 32).to(given.device), torch.randint(10, (given.batch,)).to(given.device)
+    model = models.resnet18().to(given.device)
     params = list(model.parameters())
     d = sum(p.numel() for p in params)
     seen: dict[str, int] = {}
@@ -46,8 +49,18 @@ def main() -> None:
             seen["in p.grad"] = size(p.grad for p in params)
         return loss
 
+    peaks: dict[str, int] = {}
+
+    def run(name: str, work: Callable[[], object], repeats: int = 1) -> None:
+        for _ in range(repeats):
+            if given.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            work()
+            if given.device == "cuda":
+                peaks[name] = torch.cuda.max_memory_allocated()
+
     adamw = torch.optim.AdamW(params, 1e-4)
-    adamw.step(lambda: evaluate(adamw))
+    run("AdamW", lambda: adamw.step(lambda: evaluate(adamw)), 3)
     dense = {"gradients": seen["in p.grad"], "AdamW": size(v for s in adamw.state.values() for v in s.values())}
     ours = silk.VarianceReduced(
         torch.optim.AdamW(params, 1e-4),
@@ -56,12 +69,12 @@ def main() -> None:
         choose="anchor",
         anchor_move="selected",
         sparsity=silk.RTop(given.share, 0.0, groups="rows"),
-        sparse_backward=True,
+        sparse_backward="always",
     )
-    ours.step(lambda: evaluate(ours), anchor=True)
+    adamw.state.clear()
+    run("anchor", lambda: ours.step(lambda: evaluate(ours), anchor=True))
     anchor = seen["in p.grad"]
-    for _ in range(3):
-        ours.step(lambda: evaluate(ours), anchor=False)
+    run("small step", lambda: ours.step(lambda: evaluate(ours), anchor=False), 3)
     work: Any = ours._work
     selection: Any = ours.selection
     sparse = {
@@ -73,12 +86,17 @@ def main() -> None:
     for name, figures in (("AdamW", dense), ("SparseSGD over AdamW", sparse), ("beside", beside)):
         print(f"{name:22} " + ", ".join(f"{key} {value / (4 * d):.3f} d floats" for key, value in figures.items()))
     print(f"saved {saved:.1%}, selected {selection.k / d:.1%} of {d:,}")
+    if peaks:
+        print("peak: " + ", ".join(f"{name} {value / (4 * d):.2f} d floats" for name, value in peaks.items()))
     if given.save:
         units = {
             name: {key: round(value / (4 * d), 4) for key, value in figures.items()}
             for name, figures in (("AdamW", dense), ("SparseSGD over AdamW", sparse), ("beside", beside))
         }
-        save("memory_resnet18", [0], {"unit": "d floats", "d": d, "saved": round(saved, 4), **units})
+        if peaks:
+            units["peak"] = {key: round(value / (4 * d), 3) for key, value in peaks.items()}
+        name = "memory_resnet18" if given.device == "cpu" else "memory_resnet18_cuda"
+        save(name, [0], {"unit": "d floats", "d": d, "batch": given.batch, "saved": round(saved, 4), **units})
 
 
 if __name__ == "__main__":

@@ -23,10 +23,12 @@ def _take_small_weights_too(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     timing.forget()
 
 
-def trajectory(problem: cases.Problem, optimizer: silk.VarianceReduced, extra: Any = None) -> list[Tensor]:
-    """x after each of 12 updates, three loops of four."""
+def trajectory(
+    problem: cases.Problem, optimizer: silk.VarianceReduced, extra: Any = None, steps: int = 12
+) -> list[Tensor]:
+    """x after each update, in loops of four."""
     points = []
-    for step in range(12):
+    for step in range(steps):
         size = 30 if step % 4 == 0 else 5
         batch = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(step))[:size]
         closure = problem.closure(optimizer, batch)
@@ -37,14 +39,14 @@ def trajectory(problem: cases.Problem, optimizer: silk.VarianceReduced, extra: A
 
 def pair(method: str, problem: str = "mlp", **options: Any) -> tuple[list[Tensor], list[Tensor], Any]:
     runs, optimizers = [], []
-    extra = options.pop("extra", None)
-    for sparse in (True, False):
+    extra, steps = options.pop("extra", None), options.pop("steps", 12)
+    for sparse in (options.pop("sparse", "always"), False):
         at = cases.PROBLEMS[problem]()
         generator = torch.Generator().manual_seed(7)
         optimizer = cases.METHODS[method].make(
             at.model.parameters(), at.lr, generator=generator, sparse_backward=sparse, **options
         )
-        runs.append(trajectory(at, optimizer, extra))
+        runs.append(trajectory(at, optimizer, extra, steps))
         optimizers.append(optimizer)
     return runs[0], runs[1], optimizers[0]
 
@@ -56,6 +58,25 @@ def test_trajectories_agree(method: str, problem: str) -> None:
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     assert optimizer._evaluator.sparse
+
+
+@pytest.mark.parametrize("winner", ["dense", "sparse"])
+def test_true_goes_on_with_what_was_faster(winner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(timing, "_clock", lambda *_: lambda: now[0])
+    for way in ("dense", "sparse"):
+        original = getattr(evaluate.Evaluator, f"_{way}")
+
+        def slowed(self: Any, *given: Any, run: Any = original, way: str = way, **named: Any) -> Any:
+            now[0] += 1.0 if way == winner else 1.5
+            return run(self, *given, **named)
+
+        monkeypatch.setattr(evaluate.Evaluator, f"_{way}", slowed)
+    ours, theirs, optimizer = pair("sparse-svrg", sparse=True, steps=120)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    assert optimizer._evaluator._race.winner == winner
+    assert (optimizer._evaluator._captures < 60) is (winner == "dense")  # of 90 small steps
 
 
 @pytest.mark.parametrize("method", ["sparse-svrg", "sparse-sgd", "sparse-spiderboost"])

@@ -33,7 +33,7 @@ class BufferGuard:
     QUIET = 16
 
     def __init__(self, params: Sequence[Tensor]):
-        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet(_modules_around(params))
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet(modules_around(params))
         self._before: list[_Saved] = []
         self._quiet = 0  # steps since a new module was seen
         self._watches = True  # at this step
@@ -85,24 +85,38 @@ class BufferGuard:
 
 
 def _snapshot(modules: Iterable[nn.Module]) -> list[_Saved]:
-    return [
-        _Saved(module, name, buffer, buffer.detach().clone())
+    found = [
+        (module, name, buffer)
         for module in modules
         for name, buffer in module.named_buffers(recurse=False)
         if 0 not in buffer.stride()  # an expanded one cannot be written to
     ]
+    values = [torch.empty_like(buffer, requires_grad=False) for _, _, buffer in found]
+    _copy([buffer for _, _, buffer in found], values)
+    return [_Saved(*place, value) for place, value in zip(found, values, strict=True)]
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    """All at once for each device and dtype: a launch for each would take longer than the copies."""
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for source, target in zip(sources, targets, strict=True):
+        for held, tensor in zip(alike[source.device, source.dtype], (source, target), strict=True):
+            held.append(tensor)
+    with torch.no_grad():
+        for ours, theirs in alike.values():
+            torch._foreach_copy_(theirs, ours)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _reinstate(saved: list[_Saved]) -> None:
+    _copy([entry.value for entry in saved], [entry.buffer for entry in saved])
     with torch.no_grad():
-        for module, name, buffer, value in saved:
-            buffer.copy_(value)
+        for module, name, buffer, _ in saved:
             held = module.__dict__.get("_buffers")  # a scripted module has none to assign to
             if held is not None:
                 held[name] = buffer
 
 
-def _modules_around(params: Sequence[Tensor]) -> list[nn.Module]:
+def modules_around(params: Sequence[Tensor]) -> list[nn.Module]:
     """The live modules that hold one of `params`, those that contain such a one, and all that is in them."""
     wanted = {id(p) for p in params}
     parents: dict[int, list[nn.Module]] = defaultdict(list)

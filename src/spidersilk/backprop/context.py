@@ -48,6 +48,7 @@ class Capture:
         self._found: dict[Part, Tensor] = {}
         self._held: dict[Part, list[_Held]] = {}
         self._taken: set[int] = set()  # in this evaluation
+        self._few: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self._bulk: list[Tensor | None] = [None] * len(self.wanted)
         self._evaluations = 0
         self._sign = 0.0  # of the evaluation under way, 0 outside of one
@@ -75,20 +76,23 @@ class Capture:
             self._held.clear()
             if self.spoiled:
                 raise RuntimeError(f"{self.spoiled}: evaluate without a capture")
-            return [self._join(w, bulk) for w, bulk in zip(self.wanted, self._bulk, strict=True)]
+            return [self._join(w, number) for number, w in enumerate(self.wanted)]
 
-    def _join(self, wanted: Wanted, bulk: Tensor | None) -> Tensor:
-        """What was found of each parameter, top entries first, and what was gathered in bulk."""
-        tops, randoms = [], []
-        for p, part in zip(wanted.params, wanted.parts, strict=True):
-            if part.count:
-                found = self._found.get(part)
-                if found is None:
-                    found = p.new_zeros(part.count)
-                tops.append(found[: part.tops])
-                randoms.append(found[part.tops :])
-        values = torch.cat(tops + randoms)
-        return values if bulk is None else values.add_(bulk)
+    def _join(self, wanted: Wanted, number: int) -> Tensor:
+        """What was found of each parameter, and what was gathered, in one vector."""
+        values = self._bulk[number]
+        if values is None:
+            values = wanted.params[0].new_zeros(wanted.k)
+        for part in wanted.parts:
+            found = self._found.get(part)
+            if found is not None:
+                values[part.top_places] += found[: part.tops]
+                if part.randoms:
+                    values[part.random_places] += found[part.tops :]
+        for (slab, numbers), few in self._few.items():
+            if slab == number:
+                values.index_add_(0, wanted.join(numbers)[1], few)
+        return values
 
     # What rules ask.
 
@@ -157,31 +161,32 @@ class Capture:
         self._found[part] = rule.add(part, delta, x, sign, self._found.get(part))
 
     def _gather(self, sign: float) -> None:
-        """Take note of what came through p.grad: of a few entries each by itself, of many in one go."""
+        """Take note of what came through p.grad: from all of them at once where much is wanted, else from those few."""
         for number, w in enumerate(self.wanted):
-            present = [
-                (p, part) for p, part in zip(w.params, w.parts, strict=True) if part.count and p.grad is not None
-            ]
-            if 4 * sum(part.count for _, part in present) > w.k:
+            present = tuple(i for i, p in enumerate(w.params) if w.parts[i].count and p.grad is not None)
+            if 4 * sum(w.parts[i].count for i in present) > w.k:
                 values = self.ops.gather([p.grad for p in w.params], w.sizes, w.indices, w.params[0].dtype)
                 bulk = self._bulk[number]
                 self._bulk[number] = (
-                    (values if sign == 1 else -values) if bulk is None else bulk.add_(values, alpha=sign)
+                    (values if sign == 1 else values.neg_()) if bulk is None else bulk.add_(values, alpha=sign)
                 )
-                continue
-            for p, part in present:
-                gradient: Any = p.grad
-                flat = (gradient if gradient.layout == torch.strided else gradient.to_dense()).reshape(-1)
-                values, found = flat[part.local], self._found.get(part)
-                if found is None:
-                    self._found[part] = values if sign == 1 else values.neg_()
+            elif present:
+                gradients = [_strided(w.params[i].grad).reshape(-1) for i in present]
+                values = torch.cat(gradients).index_select(0, w.join(present)[0])
+                few = self._few.get((number, present))
+                if few is None:
+                    self._few[number, present] = values if sign == 1 else values.neg_()
                 else:
-                    found.add_(values, alpha=sign)
+                    few.add_(values, alpha=sign)
 
     def note_use_of_grad(self, p: Tensor) -> None:
         """The closure looks at, or sets, the gradient of a parameter."""
         if id(p) in self._taken:
             self.spoiled = "the closure used a gradient that is not in p.grad"
+
+
+def _strided(gradient: Any) -> Tensor:
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

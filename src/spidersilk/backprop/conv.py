@@ -25,13 +25,17 @@ class Conv:
         self.form = stride, padding, dilation
 
     def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        return delta if part.rows is None else delta.index_select(1, part.rows), x
+        if part.rows is None:
+            return delta, x
+        if delta.is_contiguous(memory_format=torch.channels_last):
+            return delta.permute(0, 2, 3, 1).index_select(3, part.padded_rows).permute(0, 3, 1, 2), x
+        return delta.index_select(1, part.padded_rows), x
 
     def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
         ways: dict[str, Callable[[], Tensor]] = {"product": lambda: self._product(part, delta, x)}
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and self.form[0] == (1, 1) and len(x):
             ways["shifts"] = lambda: self._shifts(part, delta, x)
-        found = ways[timing.fastest(self.case(part, x), ways, x.device)]()
+        found = timing.run(self.case(part, x), ways, x.device)
         if into is None:
             return found if sign == 1 else found.neg_()
         return into.add_(found, alpha=sign)
@@ -46,7 +50,9 @@ class Conv:
         weight = x.new_empty(()).expand(delta.shape[1], *part.shape[1:])  # its shape counts, not its values
         gradient = _backward(self.form, delta, x, weight, (False, True, False))[1]
         assert gradient is not None
-        return gradient.reshape(-1)[part.local] if part.rows is None else gradient.reshape(-1)
+        if part.rows is None:
+            return gradient.reshape(-1).index_select(0, part.local)
+        return gradient[: part.rows.numel()].reshape(-1)
 
     def _shifts(self, part: Part, delta: Tensor, x: Tensor) -> Tensor:
         """A dot product for each wanted entry: outputs and inputs in rows of one length, so that a tap is a shift."""
@@ -76,12 +82,13 @@ class _Conv2d(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        at_x, at_weight, at_bias = ctx.needs_input_grad[:3]
-        taken = at_weight and ctx.capture.take(ctx, 1, ctx.rule, ctx.part, delta, x)
-        mask = at_x, at_weight and not taken, False
-        dx, dw, _ = _backward(ctx.rule.form, delta, x, weight, mask) if any(mask) else (None, None, None)
-        db = delta.sum((0, 2, 3)) if at_bias else None  # oneDNN would compute the weight's gradient for it
-        return dx if at_x else None, dw if mask[1] else None, db, None, None, None
+        with torch._C.DisableTorchFunction():  # of our own calls the mode has nothing to see
+            at_x, at_weight, at_bias = ctx.needs_input_grad[:3]
+            taken = at_weight and ctx.capture.take(ctx, 1, ctx.rule, ctx.part, delta, x)
+            mask = at_x, at_weight and not taken, False
+            dx, dw, _ = _backward(ctx.rule.form, delta, x, weight, mask) if any(mask) else (None, None, None)
+            db = delta.sum((0, 2, 3)) if at_bias else None  # oneDNN would compute the weight's gradient for it
+            return dx if at_x else None, dw if mask[1] else None, db, None, None, None
 
 
 def _backward(

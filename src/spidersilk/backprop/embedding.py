@@ -30,7 +30,7 @@ class Table:
             places = part.places if self.padding < 0 else part.places.index_fill(0, self._padding(x), count)
             found = _sums(delta, places[x], count, count).view(-1)
         elif part.shape.numel() <= 4 * (part.count + x.numel() * part.width):
-            found = _sums(delta, x, part.shape[0], self.padding).view(-1)[part.local]
+            found = _sums(delta, x, part.shape[0], self.padding).view(-1).index_select(0, part.local)
         else:
             found = self._touched(part, delta, x)
         if into is None:
@@ -67,10 +67,11 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         tokens, weight = ctx.saved_tensors
-        dw = None
-        if ctx.needs_input_grad[1] and not ctx.capture.take(ctx, 1, ctx.rule, ctx.part, delta, tokens):
-            dw = torch.ops.aten.embedding_dense_backward(delta, tokens, weight.shape[0], ctx.rule.padding, False)
-        return None, dw, None, None, None
+        with torch._C.DisableTorchFunction():  # of our own calls the mode has nothing to see
+            dw = None
+            if ctx.needs_input_grad[1] and not ctx.capture.take(ctx, 1, ctx.rule, ctx.part, delta, tokens):
+                dw = torch.ops.aten.embedding_dense_backward(delta, tokens, weight.shape[0], ctx.rule.padding, False)
+            return None, dw, None, None, None
 
 
 def embedding(

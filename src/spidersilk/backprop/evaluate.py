@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from spidersilk.backprop import timing
@@ -18,6 +19,7 @@ from spidersilk.vectors import Vectors
 
 LARGE = 1 << 20  # entries of a weight from which whole rows of its gradient are surely the faster way
 TRIALS = 3  # captures until the buffers in use are known
+SETTLING = 50  # captures after which layers have found their ways, if not before
 
 
 class Evaluated(NamedTuple):
@@ -29,7 +31,8 @@ class Evaluated(NamedTuple):
 class Evaluator:
     """Evaluates closures; with a capture where that pays.
 
-    `sparse`: True captures at every step, and each layer takes the way that the clock shows to be the fastest. "auto"
+    `sparse`: "always" captures at every step, and each layer takes the way that the clock shows to be the fastest. True
+    does so for a while, then tries captures and ordinary evaluations in turns, and goes on with what was faster. "auto"
     does not look at the clock, so that equal runs stay equal to the bit: it captures selections of whole rows on a CPU,
     if a weight has `LARGE` entries. False captures nothing. A closure that spoils a capture is evaluated again without
     one, from the same random state and buffers, and from then on always.
@@ -41,6 +44,7 @@ class Evaluator:
         self.auto = sparse == "auto"
         large = max(p.numel() if p.dim() > 1 else 0 for p in vectors.params) >= LARGE
         self.sparse = on_cpu and large if self.auto else bool(sparse)
+        self._race = timing.Race(["dense", "sparse"], margin=0.97) if sparse is True else None
         self._captures = 0
         self._wanted: tuple[list[Selection], list[Wanted]] = [], []
 
@@ -48,8 +52,16 @@ class Evaluator:
         chosen = [s for s in selections if s is not None]
         if not self.sparse or len(chosen) < len(selections) or (self.auto and any(s.picked is None for s in chosen)):
             return self._dense(closure, selections)
+        if self._race is not None and self._settled and not torch.are_deterministic_algorithms_enabled():
+            ways = {"dense": lambda: self._dense(closure, selections), "sparse": lambda: self._sparse(closure, chosen)}
+            return self._race.run(ways, self.vectors.slabs[0].device)
         with timing.untimed() if self.auto else nullcontext():
             return self._sparse(closure, chosen)
+
+    @property
+    def _settled(self) -> bool:
+        """Whether the layers have found their ways, so that captures can be compared with ordinary evaluations."""
+        return self._captures >= SETTLING or (self._captures >= TRIALS and timing.settled())
 
     def _dense(
         self, closure: Callable[[], Any], selections: Sequence[Selection | None], again: bool = False

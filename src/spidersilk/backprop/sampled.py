@@ -13,7 +13,7 @@ from torch import Tensor
 from spidersilk.backprop import timing
 from spidersilk.backprop.wanted import Part
 
-TILE = 1 << 17  # entries of a tile: it should stay in the second-level cache while it is read
+TILE = 1 << 18  # entries of a tile: it should stay in a cache while it is read
 
 
 def case_of(part: Part, n: int, like: Tensor) -> Hashable:
@@ -25,16 +25,15 @@ def add_entries(part: Part, left: Tensor, right: Tensor, sign: float, into: Tens
     """into += sign times the wanted entries of left^T right; left is (n, rows), right (n, width)."""
     if left.shape[0] == 0:
         return
-    ways: dict[str, Callable[[Tensor], None]] = {"whole": lambda out: _whole(part, left, right, sign, out)}
+    ways: dict[str, Callable[[], None]] = {"whole": lambda: _whole(part, left, right, sign, into)}
     if left.device.type == "cpu" and left.dtype in (torch.float32, torch.float64):
-        ways["tiles"] = lambda out: _tiles(part, left, right, sign, out)
-        ways["dots"] = lambda out: _dots(part, left, right, sign, out)
-    trials = {name: lambda run=run: run(torch.zeros_like(into)) for name, run in ways.items()}
-    ways[timing.fastest(case_of(part, left.shape[0], left), trials, left.device)](into)
+        ways["tiles"] = lambda: _tiles(part, left, right, sign, into)
+        ways["dots"] = lambda: _dots(part, left, right, sign, into)
+    timing.run(case_of(part, left.shape[0], left), ways, left.device)
 
 
 def _whole(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:
-    into.add_((left.t() @ right).reshape(-1)[part.local], alpha=sign)
+    into.add_((left.t() @ right).reshape(-1).index_select(0, part.local), alpha=sign)
 
 
 def _dots(part: Part, left: Tensor, right: Tensor, sign: float, into: Tensor) -> None:

@@ -22,6 +22,8 @@ class Part:
         self.shape, self.begin, self._wanted, self._slices = p.shape, begin, wanted, (top, random)
         self.tops, self.randoms = top.stop - top.start, random.stop - random.start
         self.count = self.tops + self.randoms
+        self.top_places = top  # among the k values
+        self.random_places = slice(wanted.top.numel() + random.start, wanted.top.numel() + random.stop)
 
     @property
     def width(self) -> int:
@@ -63,6 +65,13 @@ class Part:
         return torch.from_numpy(np.concatenate(rows)).to(self._wanted.top.device)
 
     @cached_property
+    def padded_rows(self) -> Tensor:
+        """`rows`, on CUDA followed by some row until their number is a multiple of 8: tensor cores want that."""
+        assert self.rows is not None
+        missing = -self.rows.numel() % 8 if self.rows.is_cuda else 0
+        return torch.cat([self.rows, self.rows[:1].expand(missing)]) if missing else self.rows
+
+    @cached_property
     def places(self) -> Tensor:
         """For each row of the parameter its number among `rows`; for one that is not wanted, the number of those."""
         assert self.rows is not None
@@ -90,6 +99,7 @@ class Wanted:
         self.sizes = [p.numel() for p in self.params]
         ends = [0, *accumulate(self.sizes)]
         tops, randoms = _count_below(top, ends), _count_below(random, ends)
+        self._joined: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.parts = [
             Part(self, p, ends[i], slice(tops[i], tops[i + 1]), slice(randoms[i], randoms[i + 1]))
             for i, p in enumerate(self.params)
@@ -98,6 +108,22 @@ class Wanted:
     @cached_property
     def indices(self) -> Tensor:
         return torch.cat([self.top, self.random])
+
+    def join(self, numbers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Of the parameters of these numbers, one behind the other: the wanted entries, and their places in the k."""
+        if numbers not in self._joined:
+            entries, places, begin = [], [], 0
+            for part in (self.parts[i] for i in numbers):
+                for coordinates, own, first in (
+                    (self.top, part._slices[0], 0),
+                    (self.random, part._slices[1], self.top.numel()),
+                ):
+                    if own.stop > own.start:
+                        entries.append(coordinates[own] + (begin - part.begin))
+                        places.append(torch.arange(first + own.start, first + own.stop, device=coordinates.device))
+                begin += part.shape.numel()
+            self._joined[numbers] = torch.cat(entries), torch.cat(places)
+        return self._joined[numbers]
 
 
 def _count_below(places: Tensor, ends: list[int]) -> list[int]:

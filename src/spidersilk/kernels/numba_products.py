@@ -6,10 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import numba
+import numpy as np
 
 from spidersilk.kernels.numba_scalars import compiled
 
 STRETCH = 2048  # entries
+BLOCK = 128  # rows
 
 
 @numba.njit(nogil=True, fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
@@ -22,15 +24,26 @@ def _dot(a: Any, b: Any) -> Any:
 
 @compiled
 def dots(left: Any, right: Any, places: Any, begin: Any, sign: Any, out: Any) -> None:
-    """out[e] += sign <left[i], right[j]> for the e-th place begin + i width + j; places ascend, rows are not empty."""
-    width = right.shape[0]
-    row, row_begin = 0, begin
-    for e in range(places.size):
-        place = places[e]
-        while place >= row_begin + width:
-            row += 1
-            row_begin += width
-        out[e] += sign * _dot(left[row], right[place - row_begin])
+    """out[e] += sign <left[i], right[j]> for the e-th place begin + i width + j; places ascend, rows are not empty.
+
+    Goes through `right` in blocks that stay in a cache while all rows of `left` pass by.
+    """
+    rows, width = left.shape[0], right.shape[0]
+    cursors = np.empty(rows, np.int64)  # for each row, the first of its places that is not done
+    e = 0
+    for row in range(rows):
+        while e < places.size and places[e] < begin + row * width:
+            e += 1
+        cursors[row] = e
+    for block in range(0, width, BLOCK):
+        for row in range(rows):
+            row_begin = begin + row * width
+            end = row_begin + min(block + BLOCK, width)
+            e = cursors[row]
+            while e < places.size and places[e] < end:
+                out[e] += sign * _dot(left[row], right[places[e] - row_begin])
+                e += 1
+            cursors[row] = e
 
 
 @compiled

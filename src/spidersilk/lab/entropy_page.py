@@ -12,8 +12,9 @@ from spidersilk.lab.models import MODELS
 from spidersilk.lab.reproduce import TABLE_1
 from spidersilk.lab.verdicts import LOSS
 
-QUOTE = """> For each model, the entropy at the beginning of training is almost maximal. ... After 150 epochs, the entropy
-> of M_t for the convolutional model drops to approximately 3, which suggests a substantial amount of gradient structure.
+QUOTE = """> For each model, the entropy at the beginning of training is almost maximal. ... After 150 epochs, the
+> entropy of M_t for the convolutional model drops to approximately 3, which suggests a substantial amount of gradient
+> structure.
 > Note that for the datasets that we tested, the gradient structure depends primarily on the model and not the dataset.
 > (Section 4.1)
 """

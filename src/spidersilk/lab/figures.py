@@ -68,7 +68,8 @@ def plot(curves: list[Curve], x: str, y: str, x_label: str, y_label: str, title:
             axes.set_yscale("log")
         axes.set(xlabel=x_label, ylabel=y_label, title=title)
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=8)
+        many = len(curves) > len(_COLOURS)
+        axes.legend(frameon=False, fontsize=6 if many else 8, ncols=2 if many else 1)
         return figure
 
 

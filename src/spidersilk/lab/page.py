@@ -18,9 +18,9 @@ HEAD = f"""# The paper, reproduced
 
 Made by `{COMMAND}` from the JSON files in [results/](../results) alone;
 `tests/test_results.py` makes it again and compares. The runs are those of `spidersilk reproduce all --scale paper` at
-the paper's settings; each entry of `results/paper_*.json` has its config, command, versions and machine. **N** is the size
-of the training set, and a **query** one sample's gradient, k of its d coordinates counting k/d: the paper's unit, not
-time. Losses are training losses.
+the paper's settings; each entry of `results/paper_*.json` has its config, command, versions and machine. **N** is the
+size of the training set, and a **query** one sample's gradient, k of its d coordinates counting k/d: the paper's unit,
+not time. Losses are training losses.
 
 **As printed** is Algorithm 1 (`SparseSpiderBoost`: recursive, unbiased rtop). **Stable** forms keep the paper's step
 size, batches, loop length and k, and differ in the estimate: `SparseSVRG` compares with the anchor; "refresh" does not

@@ -18,6 +18,7 @@ import spidersilk as silk
 from spidersilk.lab import optimizers
 from spidersilk.lab.config import RunConfig, from_yaml
 from spidersilk.lab.machine import machine, revision, versions
+from spidersilk.lab.parallel import team
 from spidersilk.lab.tasks import Task, find
 from spidersilk.planner import theorem_2_inner_steps
 from spidersilk.schedule import Adaptive, as_inner_length
@@ -69,7 +70,8 @@ def run(
 
 class Run:
     def __init__(self, config: RunConfig, folder: Path, until: float | None = None):
-        self.config, self.folder, self.until = config, folder, math.inf if until is None else until
+        self.config, self.folder, self.team = config, folder, team()
+        self.until = math.inf if until is None else until
         self.meters = _Meters()
         self.memory: list[Tensor] = []  # where the config asks for it
         self.noted: dict[str, tuple[float, int]] = {}  # sums and counts of measures since the last line of metrics
@@ -78,17 +80,14 @@ class Run:
     # The whole run.
 
     def go(self, resume: bool, report: Callable[[Progress], None]) -> dict[str, Any]:
-        summary = self.folder / "summary.json"
-        if resume and summary.is_file():
-            told = json.loads(summary.read_text())
-            if told["status"] in FINISHED:
-                return told
-        self._open_folder(resume)
-        self._build()
         checkpoint = self.folder / "checkpoint.pt"
-        if resume and checkpoint.is_file():
+        done, resumes = self.team.from_first(lambda: (self._open_folder(resume), resume and checkpoint.is_file()))
+        if done is not None:
+            return done
+        self._build()
+        if resumes:
             self._load(checkpoint)
-        else:
+        elif self.team.writes:
             (self.folder / "metrics.jsonl").write_bytes(b"")
         self._tensorboard = self._open_tensorboard()
         status, reason = "finished", ""
@@ -97,15 +96,24 @@ class Run:
                 status, reason = "stopped", f"its time was over at {self.meters.queries / self.task.samples:.2f} N"
         except silk.DivergenceError as error:
             status, reason = "diverged", str(error)
-        told = self._summary(status, reason)
-        write_atomically(summary, json.dumps(told, indent=1).encode() + b"\n")
-        if status in FINISHED:
-            checkpoint.unlink(missing_ok=True)
         if self._tensorboard is not None:
             self._tensorboard.close()
+        return self.team.from_first(lambda: self._finish(status, reason))
+
+    def _finish(self, status: str, reason: str) -> dict[str, Any]:
+        told = self._summary(status, reason)
+        write_atomically(self.folder / "summary.json", json.dumps(told, indent=1).encode() + b"\n")
+        if status in FINISHED:
+            (self.folder / "checkpoint.pt").unlink(missing_ok=True)
         return told
 
-    def _open_folder(self, resume: bool) -> None:
+    def _open_folder(self, resume: bool) -> dict[str, Any] | None:
+        """Make it, or see that it holds this run; the summary comes back if the run is over."""
+        summary = self.folder / "summary.json"
+        if resume and summary.is_file():
+            told = json.loads(summary.read_text())
+            if told["status"] in FINISHED:
+                return told
         self.folder.mkdir(parents=True, exist_ok=True)
         held = self.folder / "config.yaml"
         if held.is_file():
@@ -115,13 +123,12 @@ class Run:
                 raise RunError(f"{self.folder} holds a run with other settings (its config.yaml): give another name")
         else:
             write_atomically(held, self.config.to_yaml().encode())
+        return None
 
     def _build(self) -> None:
         config = self.config
         torch.manual_seed(config.seed)
-        self.device = torch.device(
-            ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-        )
+        self.device = self.team.device(config.device)
         self.task: Task = find(config.task)(config.options, config.data_dir, self.device)
         generator = torch.Generator().manual_seed(config.seed)
         params = list(self.task.model.parameters())
@@ -143,6 +150,7 @@ class Run:
             length = Adaptive(**config.adaptive)
         self.inner = int(length.mean) if math.isfinite(length.mean) else 10
         self.batches = self.task.batches(anchor, small, length, generator)  # pyright: ignore[reportArgumentType]
+        self.team.split(self.batches, config.task)
         self.line = None
         if config.inner_lr_end is not None and isinstance(self.optimizer, silk.VarianceReduced):
             assert config.lr is not None
@@ -186,7 +194,7 @@ class Run:
                 self._stop_clock()
                 self._track_memory()
                 self._start_clock()
-            if meters.updates % 20 == 1:
+            if meters.updates % 20 == 1 and self.team.writes:
                 self._stop_clock()
                 report(Progress(meters.queries / n, config.budget, float(loss), meters.seconds))
                 if meters.seconds - saved_at >= config.checkpoint_every:
@@ -245,9 +253,10 @@ class Run:
                 self.line.step()
         else:
             loss = closure()
+            size = self.team.average(self.task.model.parameters(), is_anchor, size)
             optimizer.step()
             self.meters.queries += size
-        self.meters.samples += size
+        self.meters.samples += self.team.total(is_anchor, size)
         self.task.stepped()
         return loss
 
@@ -276,6 +285,8 @@ class Run:
             **{name: total / count for name, (total, count) in self.noted.items()},
         }
         self.noted = {}
+        if not self.team.writes:
+            return
         with (self.folder / "metrics.jsonl").open("ab") as stream:
             stream.write(json.dumps(row).encode() + b"\n")
             stream.flush()
@@ -344,14 +355,14 @@ class Run:
         self.noted = {name: (total, count) for name, (total, count) in state["noted"].items()}
         for name, value in state["meters"].items():
             setattr(self.meters, name, value)
-        with (self.folder / "metrics.jsonl").open("r+b") as stream:
-            stream.truncate(self.meters.metrics_bytes)  # what was measured after the checkpoint will be measured again
+        if self.team.writes:  # what was measured after the checkpoint will be measured again
+            os.truncate(self.folder / "metrics.jsonl", self.meters.metrics_bytes)
         torch.set_rng_state(state["random"].cpu())
         if state["cuda_random"] is not None:
             torch.cuda.set_rng_state(state["cuda_random"].cpu(), self.device)
 
     def _open_tensorboard(self) -> Any:
-        if not self.config.tensorboard:
+        if not self.config.tensorboard or not self.team.writes:
             return None
         from torch.utils.tensorboard import SummaryWriter
 
@@ -370,6 +381,7 @@ class Run:
             "samples": self.task.samples,
             "inner_steps": self.inner,
             "anchors": getattr(self.optimizer, "anchors", 0),
+            "ranks": self.team.world,
             "last": json.loads(lines[-1]) if lines else {},
             "versions": versions(),
             "revision": revision(),

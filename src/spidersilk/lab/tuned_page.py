@@ -17,8 +17,8 @@ INTRO = """## Fair tuning
 
 `spidersilk tune` gives every method the same number of trials, and runs the best of each again over seeds
 ([lab.md](lab.md#tuning)). Queries and seconds are medians over seeds to the target, the lowest loss that all seeds of
-one of SGD, momentum and AdamW reached; ratios are to the best of these three. Seconds of runs made side by side are those
-of a shared machine.
+one of SGD, momentum and AdamW reached; ratios are to the best of these three. Seconds of runs made side by side are
+those of a shared machine.
 """
 CLOSE = 1e-5  # f - f* to be reached on a problem whose optimum is known
 
