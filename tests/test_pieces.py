@@ -194,7 +194,7 @@ def test_every_method_gets_the_same_number_of_different_trials(task: str, method
     assert len(tried) == allowed
     assert len({json.dumps(t.settings, sort_keys=True) for t in tried}) == allowed
     for trial in tried:
-        replace(RunConfig(task, method), **trial.settings).completed()
+        replace(RunConfig(task, method), **grid.of_run(trial.settings, 4.0)).completed()
 
 
 @pytest.mark.parametrize(("best", "edge"), [(1e-9, "low"), (1e9, "high"), (0.1, "")])
@@ -259,3 +259,15 @@ def test_tuning_goes_on_where_it_was(tuned: tuple[Tuning, Path], tmp_path: Path)
     more.load()
     assert more.tried == made.tried
     assert len(more.next_round()) == 3
+
+
+def test_a_falling_step_is_the_step_over_one_and_the_epoch() -> None:
+    assert grid.of_run({"lr": 6.0, "decay": True}, 3.5) == {"lr": 6.0, "lr_milestones": {1.0: 3.0, 2.0: 2.0, 3.0: 1.5}}
+    assert grid.of_run({"lr": 6.0, "batch_size": 5}, 3.5) == {"lr": 6.0, "batch_size": 5}
+
+
+def test_milestones_survive_json() -> None:
+    """Its keys are text there; a run that is finished would be run again."""
+    mine = config("sgd", name="a", lr_milestones={10.0: 0.1})
+    known = {"a": collect.pack(curve("a", lr_milestones={10.0: 0.1}))}
+    assert collect.is_done(mine, json.loads(json.dumps(known)))

@@ -86,6 +86,8 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
     for key in values:
         if key not in known:
             raise ValueError(f"{key!r} is no setting of a run{nearest(str(key), known)}")
+    if values.get("lr_milestones"):  # in JSON every key is text
+        values = values | {"lr_milestones": {float(at): lr for at, lr in values["lr_milestones"].items()}}
     return RunConfig(**values)
 
 

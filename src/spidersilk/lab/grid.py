@@ -4,11 +4,12 @@ The centres are step sizes that did well in earlier runs of the task. The rounds
 
 1. the centre, a quarter of it and four times it;
 2. where the best so far is the largest or the smallest step tried, two and four times further out, else half and twice;
-3. the method's own variants at the best step size: batch size for torch's optimizers, loop length, density or form for
-   the others;
+3. the method's own variants at the best step size: batch size for torch's optimizers (for logistic regression a
+   step size that falls by 1 / (1 + epoch) too), loop length, density or form for the others;
 4. the best of all with its step size halved and doubled, then by 1.4, then by 1.2, where that was not tried.
 
-A trial is a dictionary of a run's settings (`RunConfig`); "optimizer" may be among them, for a form of a method.
+A trial is a dictionary of a run's settings (`RunConfig`); "optimizer" may be among them, for a form of a method, and
+"decay" for the falling step size.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ def variants(task: str, method: str) -> list[Settings]:
     made = replace(RunConfig(task, method), **start(task, method)).completed()
     b, large = made.batch_size or 1, made.anchor_batch_size
     m = made.inner_steps if isinstance(made.inner_steps, int) else None
+    if method in PLAIN and task == "logistic":  # a fixed step ends at the noise of the gradient, far above 1e-5
+        return [{"decay": True}, {"decay": True, "lr_factor": 4.0}, {"batch_size": 4 * b}]
     if method in PLAIN:
         return [{"batch_size": max(1, b // 2)}, {"batch_size": max(1, b // 4)}, {"batch_size": 2 * b}]
     halved: Settings = {"batch_size": max(1, b // 2), **({} if m is None else {"inner_steps": 2 * m})}
@@ -86,6 +89,14 @@ def variants(task: str, method: str) -> list[Settings]:
         smaller: Settings = {"batch_size": max(1, b // 2)} if large is None else {"anchor_batch_size": large // 2}
         return [{"k1": 0.05}, smaller, {"optimizer": "sparse-sgd-momentum", "lr_factor": 0.2}]
     return []
+
+
+def of_run(settings: Settings, epochs: float) -> Settings:
+    """A trial's settings as those of a run that lasts so many epochs."""
+    own = {k: v for k, v in settings.items() if k != "decay"}
+    if settings.get("decay"):
+        own["lr_milestones"] = {float(e): settings["lr"] / (1 + e) for e in range(1, math.ceil(epochs))}
+    return own
 
 
 def following(task: str, method: str, tried: list[Trial], allowed: int) -> list[Settings]:

@@ -19,7 +19,7 @@ from rich.table import Table
 from spidersilk.lab import batch, collect, report
 from spidersilk.lab.config import RunConfig
 from spidersilk.lab.figures import Curve
-from spidersilk.lab.grid import METHODS, PLAIN, Settings, Trial, at_edge, following
+from spidersilk.lab.grid import METHODS, PLAIN, Settings, Trial, at_edge, following, of_run
 from spidersilk.lab.machine import machine, revision, versions
 from spidersilk.lab.runner import FINISHED, write_atomically
 from spidersilk.lab.tasks import find
@@ -101,7 +101,7 @@ class Tuning:
         return made
 
     def _config(self, method: str, settings: Settings, budget: float, seed: int, looks: int = 1) -> RunConfig:
-        own = {"optimizer": method, **settings}
+        own = {"optimizer": method, **of_run(settings, self.final_budget)}
         if find(self.base.task).settings.get("inner_lr_end") is not None:
             own["inner_lr_end"] = settings["lr"]  # no line of step sizes inside a loop
         told = "-".join(f"{k}{v:.6g}" if isinstance(v, float) else f"{k}{v}" for k, v in sorted(settings.items()))
@@ -231,7 +231,8 @@ def _tune(
         if any(s["status"] not in FINISHED for s in summaries):
             return _end(tuning, console, command, whole=False)
         for (method, settings, _), summary in zip(todo, summaries, strict=True):
-            loss = summary["last"].get("train_loss", math.inf) if summary["status"] == "finished" else math.inf
+            last = summary["last"] if summary["status"] == "finished" else {}
+            loss = last.get("gap", last.get("train_loss", math.inf))  # near the optimum losses look alike
             trial = Trial(settings, _number(_finite(loss)), summary["status"])  # as it is in the file
             tuning.tried.setdefault(method, []).append(trial)
         tuning.save(command)
