@@ -161,6 +161,8 @@ def test_a_claim_is_reproduced_only_where_fewer_queries_are_needed(tmp_path: Pat
     )
     slow = chapter(tmp_path / "b", dense, curve("figure1-right-sparse-spiderboost", SLOW))
     assert verdicts.of(slow)[0].word == "not reproduced"
+    near = chapter(tmp_path / "f", dense, curve("figure1-right-sparse-spiderboost", DENSE, step=0.9))
+    assert verdicts.of(near)[0].word == "no clear difference"
     alone = chapter(tmp_path / "c", dense)
     assert verdicts.of(alone)[0].word == "not run yet"
     printed = curve("figure1-right-sparse-spiderboost", [2.3, 9.0], "diverged", step=0.1)
