@@ -251,3 +251,45 @@ def test_entropies_of_mnist_are_those_of_the_file(monkeypatch) -> None:
         assert made.measure("fc", images, 0, variant) == pytest.approx(held["values"][0], abs=0.02)
     dead = made.measure_dead("fc", images, 0, steps=20)
     assert 0 < dead <= 3.3220  # log2 of the ten output biases
+
+
+# Tuning.
+
+
+def tuned(folder: Path, final: dict[str, list[list[float]]], edge: str = "") -> str:
+    """The section of a file of `spidersilk tune` whose final runs have these gaps at 0, 1, 2 ... queries over N."""
+    methods: dict[str, Any] = {}
+    runs = []
+    for method, curves in final.items():
+        told = [next((float(i) for i, gap in enumerate(c) if gap <= 1e-3), None) for c in curves]
+        known = [t for t in told if t is not None]
+        middle = sorted(known)[len(known) // 2] if len(known) == len(told) else None
+        ratios = {"queries": middle, "queries_ratio": middle and middle / 4, "seconds_ratio": middle}
+        rest = {"trials": [], "best": {"lr": 2.0}, "loss": 0.5, "edge": edge, "each": told, "lowest": [1e-4]}
+        methods[method] = rest | ratios
+        for seed, gaps in enumerate(curves):
+            rows = [{"queries": float(i), "seconds": float(i), "gap": gap} for i, gap in enumerate(gaps)]
+            name = f"{method}-lr2-to30-seed{seed + 1}"
+            runs.append(
+                collect.pack(Curve("", rows, config={"name": name, "optimizer": method, "lr": 2.0, "seed": seed + 1}))
+            )
+    conditions = {"task": "logistic", "options": {"data": "w8a"}, "budget": 10.0, "seed": 0}
+    record = {"conditions": conditions, "trials": 8, "final_budget": 30.0, "seeds": [1, 2], "target": 1e-3}
+    record |= {"metric": "gap", "methods": methods, "runs": runs}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tune_logistic_w8a.json").write_text(json.dumps(record))
+    return tuned_page.text(folder)
+
+
+def test_ratios_of_tuned_methods_come_from_their_curves(tmp_path: Path) -> None:
+    slow, fast = [1.0, 0.1, 0.01, 2e-3, 5e-4, 2e-4, 9e-6], [1.0, 5e-4, 5e-6, 1e-6, 1e-7, 1e-8, 1e-9]
+    made = tuned(tmp_path / "a", {"sgd": [slow, slow], "sparse-svrg": [fast, fast]}, edge="high")
+    assert "**sparse-svrg needs 0.25 of the queries** of sgd" in made
+    assert "To f - f* = 1e-05: sgd 6.00 N, sparse-svrg 2.00 N. The best rival needs 3.0 times" in made
+    assert "sgd (high), sparse-svrg (high)" in made
+    never = tuned(tmp_path / "b", {"sgd": [slow[:5], slow[:5]], "sparse-svrg": [fast, fast]})
+    assert "sgd not reached" in never
+    assert "No dense rival got there within 30 N" in never
+    lost = tuned(tmp_path / "c", {"sgd": [fast, fast], "sparse-svrg": [slow[:3], slow[:3]]})
+    assert "**No sparse method reached the target**" in lost
+    assert "edge" not in lost.split("###")[1]
