@@ -98,6 +98,8 @@ def _snapshot(modules: Iterable[nn.Module]) -> list[_Saved]:
 
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """All at once for each device and dtype: a launch for each would take longer than the copies."""
+    if not sources:
+        return
     alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
     for source, target in zip(sources, targets, strict=True):
         for held, tensor in zip(alike[source.device, source.dtype], (source, target), strict=True):
