@@ -41,7 +41,12 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "3.00": "1.00 + 2.00",
         "0.30": "0.10 + 0.20",
     },
-    "backprop.md": {"0.70": "the ceiling (2 + 0.1) / 3", "0.53": "the ceiling (2 + 0.1) / 4"},
+    "backprop.md": {
+        "0.70": "the ceiling (2 + 0.1) / 3",
+        "0.53": "the ceiling (2 + 0.1) / 4",
+        "0.82": "the ceiling 1 - 0.9 x 0.20",
+        "0.86": "the ceiling 1 - 0.9 x 0.16",
+    },
 }
 # Ratios, with both parts: numbers of the files or of the page, or powers of ten where the unit changes.
 RATIOS: dict[str, dict[str, tuple[float, float]]] = {
