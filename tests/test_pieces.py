@@ -271,3 +271,12 @@ def test_milestones_survive_json() -> None:
     mine = config("sgd", name="a", lr_milestones={10.0: 0.1})
     known = {"a": collect.pack(curve("a", lr_milestones={10.0: 0.1}))}
     assert collect.is_done(mine, json.loads(json.dumps(known)))
+
+
+def test_a_claim_is_about_the_printed_form_whatever_ran_first() -> None:
+    """The paper's SGD, not the tuned one that --only put before it."""
+    runs = [curve("x-sgd-tuned", count=900, lr=10.0), curve("x-sgd"), curve("x-spiderboost", count=20)]
+    runs[2].config["optimizer"] = "spiderboost"
+    section = report.Section("", runs)
+    reproduce.claim(section, "a claim", "spiderboost", "sgd")
+    assert "by x-sgd at" in section.claims[0].ours

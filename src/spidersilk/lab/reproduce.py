@@ -268,7 +268,7 @@ def _best_stable(section: Section) -> str | None:
 
 def claim(section: Section, text: str, method: str, rival: str, worse: bool = False) -> None:
     """Compare queries to the worse of the two best losses."""
-    ours, theirs = (next((c for c in section.curves if c.config["optimizer"] == m), None) for m in (method, rival))
+    ours, theirs = (_curve_of(section, name) for name in (method, rival))
     if ours is None or theirs is None or not ours.rows or not theirs.rows:
         return
     if ours.status == "diverged":
@@ -284,6 +284,12 @@ def claim(section: Section, text: str, method: str, rival: str, worse: bool = Fa
         else "not reproduced"
     )
     section.claims.append(Claim(text, measured, verdict))
+
+
+def _curve_of(section: Section, method: str) -> Curve | None:
+    """The method's run as the paper has it; other forms of it (tuned, adaptive) have longer names."""
+    runs = [c for c in section.curves if c.config["optimizer"] == method]
+    return min(runs, key=lambda c: not c.config.get("name", "").endswith(f"-{method}"), default=None)
 
 
 def compare(ours: Curve, theirs: Curve, metric: str) -> tuple[str, bool | None]:
