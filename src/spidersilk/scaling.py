@@ -4,7 +4,7 @@ A `Step` is local work and the messages that follow it; a `Cluster` says how lon
 `small`, `top_k` and `power_sgd` know what each method sends, and a `Loop` is an anchor and its small steps. Nothing
 is measured here: `benchmarks/network.py` does that, and compares.
 
->>> d, k, n = 11_036_770, 1_103_677, 4
+>>> d, k, n = 11_037_220, 1_103_722, 4
 >>> small(k).sent(n) == 2 * (n - 1) / n * k * 4
 True
 >>> round(dense(d).sent(n) / Loop(dense(d), small(k), 10).sent(n), 2)

@@ -1,0 +1,295 @@
+"""One worker of benchmarks/network.py: the methods, what is timed and what is counted. Started by it, not by hand.
+
+Every worker runs the same list of parts in the same order; rank 0 writes a line of JSON for each part that is done.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import links
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import spidersilk as silk
+
+FACTOR_WARM_UP = 2  # dense steps before PowerSGD begins: torch's hook wants at least that
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all parts of one measurement share; a partial file is of one Settings."""
+
+    width: int  # of the MLP's three hidden layers
+    batch: int  # on each worker
+    anchor_batch: int  # of SVRG, on each worker; SparseSGD's anchors are as small as its small steps
+    k: float
+    m: int  # updates of an outer loop
+    rank: int  # of PowerSGD's factors
+    repeats: int
+    target: float
+    max_steps: int
+    lr: dict[str, float]  # of each method
+
+
+METHODS = ("dense", "PowerSGD", "SparseSGD", "SparseSVRG")
+
+
+def mlp(width: int) -> nn.Sequential:
+    sizes = (64, width, width, width, 10)
+    layers: list[nn.Module] = []
+    for i, (a, b) in enumerate(pairwise(sizes)):
+        layers += [nn.ReLU()] * (i > 0) + [nn.Linear(a, b)]
+    return nn.Sequential(*layers)
+
+
+class Method:
+    """A model, its optimizer, and a step of the number `t`: which batch it gets, and whether it is an anchor."""
+
+    def __init__(self, name: str, given: Settings, group: Any, seed: int, lr: float):
+        torch.manual_seed(seed)
+        self.name, self.given, self.seed = name, given, seed
+        digits: Any = load_digits()
+        self.x = torch.tensor(digits.data / 16, dtype=torch.float32)
+        self.y = torch.tensor(digits.target)
+        self.model = mlp(given.width)
+        self.params = list(self.model.parameters())
+        self.optimizer: Any
+        if name in ("dense", "PowerSGD"):
+            # With more than one bucket, the hook's calls over gloo come in another order on each worker, and fail.
+            bucket = None if name == "dense" else 1000
+            self.wrapped: nn.Module = DistributedDataParallel(
+                self.model, process_group=group, gradient_as_bucket_view=True, bucket_cap_mb=bucket
+            )
+            if name == "PowerSGD":
+                state = powerSGD_hook.PowerSGDState(
+                    group, matrix_approximation_rank=given.rank, start_powerSGD_iter=FACTOR_WARM_UP
+                )
+                self.wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+            self.optimizer = torch.optim.SGD(self.params, lr, fused=True)
+        else:
+            self.wrapped = self.model
+            seeded = torch.Generator().manual_seed(seed)
+            if name == "SparseSGD":
+                self.optimizer = silk.SparseSGD(self.params, lr, k1=given.k, generator=seeded, process_group=group)
+            else:
+                half = given.k / 2
+                self.optimizer = silk.SparseSVRG(self.params, lr, half, half, generator=seeded, process_group=group)
+
+    def kind(self, t: int) -> str:
+        if self.name in ("dense", "PowerSGD"):
+            return "step"
+        return "small" if t % self.given.m else "anchor"
+
+    def batch(self, t: int) -> tuple[Tensor, Tensor]:
+        anchor = self.kind(t) == "anchor" and self.name == "SparseSVRG"
+        size = self.given.anchor_batch if anchor else self.given.batch
+        seeded = torch.Generator().manual_seed((self.seed * 100_003 + t) * 64 + dist.get_rank())
+        chosen = torch.randint(len(self.x), (size,), generator=seeded)
+        return self.x[chosen], self.y[chosen]
+
+    def step(self, t: int) -> None:
+        x, y = self.batch(t)
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.wrapped(x), y)
+            loss.backward()
+            return loss
+
+        if self.kind(t) == "step":
+            closure()
+            self.optimizer.step()
+        else:
+            self.optimizer.step(closure, anchor=self.kind(t) == "anchor")
+
+    def steps(self, numbers: range) -> None:
+        for t in numbers:
+            self.step(t)
+
+    def handed_over(self) -> int | None:
+        """Bytes given to all-reduces so far, by the optimizer's own count; torch's DDP does not say."""
+        traffic = getattr(self.optimizer, "traffic", None)
+        return None if traffic is None else traffic.anchors + traffic.small_steps + traffic.control
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        return float(F.cross_entropy(self.model(self.x[:500]), self.y[:500]))
+
+
+class Worker:
+    def __init__(self, spec: dict[str, Any]):
+        self.given = Settings(**spec["settings"])
+        self.rank, self.n, self.shaped = spec["rank"], spec["workers"], spec["shaped"]
+        self.out = Path(spec["out"])
+        dist.init_process_group("gloo", init_method=f"file://{spec['store']}", rank=self.rank, world_size=self.n)
+        self.alone, _ = dist.new_subgroups(group_size=1)
+        self.world = dist.group.WORLD
+
+    def say(self, text: str) -> None:
+        if self.rank == 0:
+            print(f"  {text}", file=sys.stderr, flush=True)
+
+    def put(self, part: list[Any], figures: dict[str, Any]) -> None:
+        if self.rank == 0:
+            with self.out.open("a") as file:
+                file.write(json.dumps({"part": [self.n, *part], "figures": figures}) + "\n")
+
+    def limit(self, mbit: float | None) -> None:
+        if self.shaped:
+            links.limit(mbit)
+        dist.barrier()
+
+    def block(self, steps: Callable[[], Any], count: int) -> dict[str, Any]:
+        """Seconds and bytes of each of `count` steps, together; what is read is read outside the clock."""
+        dist.barrier()
+        before = links.Counters.read(self.shaped)
+        dist.barrier()
+        start = time.perf_counter()
+        steps()
+        seconds = time.perf_counter() - start
+        dist.barrier()  # behind it all that was sent has left this worker
+        after = links.Counters.read(self.shaped).since(before)
+        return {
+            "seconds": seconds / count,
+            "payload": after.payload / count,
+            "interface": after.interface / count,
+            "wire": after.wire / count,
+        }
+
+    def methods(self, group: Any) -> dict[str, Method]:
+        """One of each, past what only first steps do."""
+        made = {name: Method(name, self.given, group, 0, self.given.lr[name] / 10) for name in METHODS}
+        for name, method in made.items():
+            for t in range(FACTOR_WARM_UP + 2 if name == "PowerSGD" else 2):
+                method.step(t)
+        return made
+
+    def loops(self, made: dict[str, Method], repeats: int) -> dict[str, Any]:
+        """For every method and kind of step, the blocks of `repeats` rounds; in a round every method has its turn."""
+        found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {} for name in made}
+        m = self.given.m
+        for _ in range(repeats):
+            for name, method in made.items():
+                if method.kind(0) == "step":
+                    turns = {"step": range(1, 3) if name == "dense" else range(1, m)}
+                else:
+                    turns = {"anchor": range(1), "small": range(1, m)}
+                for kind, numbers in turns.items():
+                    handed = method.handed_over()
+                    figures = self.block(partial(method.steps, numbers), len(numbers))
+                    if handed is not None:
+                        figures["counted"] = ((method.handed_over() or 0) - handed) / len(numbers)
+                    found[name].setdefault(kind, []).append(figures)
+        return {name: {kind: summary(blocks) for kind, blocks in kinds.items()} for name, kinds in found.items()}
+
+    def local(self) -> None:
+        """Every method with all workers at work and nothing sent: a group of one for each."""
+        self.limit(None)
+        figures = self.loops(self.methods(self.alone), self.given.repeats)
+        figures["parts"] = self.parts()
+        self.put(["local"], figures)
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of the forward and the backward pass of one plain evaluation, medians."""
+        method = Method("dense", self.given, self.alone, 0, 0.0)
+        forward, backward = [], []
+        for t in range(10):
+            x, y = method.batch(t)
+            method.optimizer.zero_grad()
+            dist.barrier()
+            start = time.perf_counter()
+            loss = F.cross_entropy(method.model(x), y)
+            middle = time.perf_counter()
+            loss.backward()
+            forward.append(middle - start)
+            backward.append(time.perf_counter() - middle)
+        return {"forward": statistics.median(forward), "backward": statistics.median(backward)}
+
+    def rate(self, mbit: float) -> None:
+        """What the link does with plain messages, then every method on it."""
+        self.limit(mbit)
+        self.say(f"{self.n} workers, {mbit:g} Mbit/s: messages")
+        messages = self.messages()
+        self.say(f"{self.n} workers, {mbit:g} Mbit/s: methods")
+        figures = self.loops(self.methods(self.world), self.given.repeats)
+        self.put(["rate", mbit], {"messages": messages, "methods": figures})
+
+    def messages(self) -> dict[str, Any]:
+        """All-reduces of sizes that no method sends, to fit latency and bandwidth to; and a top-k's all-gather."""
+        found: dict[str, Any] = {"all_reduce": {}}
+        for size, times in ((1, 20), (10_000, 15), (300_000, 7), (3_000_000, 3)):
+            vector = torch.ones(size)
+            dist.all_reduce(vector)
+            blocks = [self.block(partial(dist.all_reduce, vector), 1) for _ in range(times)]
+            found["all_reduce"][str(4 * size)] = summary(blocks)
+        d = sum(p.numel() for p in mlp(self.given.width).parameters())
+        own = torch.ones(2 * int(self.given.k * d))  # values and as many indices of four bytes
+        held = [torch.empty_like(own) for _ in range(self.n)]
+        blocks = [self.block(partial(dist.all_gather, held, own), 1) for _ in range(2)]
+        found["top_k"] = {"bytes": own.numel() * 4, **summary(blocks)}
+        return found
+
+    def target(self, mbit: float | None, name: str, seed: int, lr: float) -> None:
+        """Train until the loss is at the target; only steps are on the clock."""
+        self.limit(mbit)
+        method = Method(name, self.given, self.world, seed, lr)
+        clock, counts, curve, reached = 0.0, dict.fromkeys(("step", "anchor", "small"), 0), [], False
+        for t in range(self.given.max_steps):
+            dist.barrier()
+            start = time.perf_counter()
+            method.step(t)
+            clock += time.perf_counter() - start
+            counts[method.kind(t)] += 1
+            if t % 5 == 4:
+                told = torch.zeros(1)
+                if self.rank == 0:
+                    told += method.loss()
+                dist.broadcast(told, 0)
+                curve.append([t + 1, round(clock, 3), round(float(told), 4)])
+                if float(told) <= self.given.target or not float(told) < 20:
+                    reached = float(told) <= self.given.target
+                    break
+        self.say(f"{name}, lr {lr:g}, seed {seed}: {sum(counts.values())} steps, {clock:.1f} s, loss {curve[-1][2]}")
+        figures = {"reached": reached, "seconds": clock, "counts": {k: v for k, v in counts.items() if v}}
+        self.put(["target", mbit, name, seed, lr], figures | {"curve": curve})
+
+    def run(self, parts: list[list[Any]]) -> None:
+        for kind, *rest in parts:
+            {"local": self.local, "rate": self.rate, "target": self.target}[kind](*rest)
+
+
+def summary(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the blocks, and the seconds of each."""
+    return {
+        **{name: statistics.median(block[name] for block in blocks) for name in blocks[0]},
+        "blocks": [round(block["seconds"], 6) for block in blocks],
+    }
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    links.join(spec["rank"], spec["shaped"])
+    torch.set_num_threads(1)
+    worker = Worker(spec)
+    worker.run(spec["parts"])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
