@@ -1,10 +1,13 @@
 """A small network inside this machine: one namespace for each worker, a bridge between them, and a limit on each link.
 
-    outside()                  # re-runs the script in namespaces of its own, or says why that cannot be
-    with Network(4) as net:    # inside: a bridge, and a veth pair for each worker
-        net.start([...])       # the workers' command lines
-    limit("100mbit")           # in a worker: its own link, on the way out
-    Counters.read()            # in a worker: what its link has carried
+    obstacle()                 # why it cannot be had here, or None
+    enter()                    # begins the script again in a namespace of its own
+    with Network() as net:     # inside: a bridge
+        net.start([...], {})   # the workers' command lines; each gets a link
+        net.wait()
+    join(number, True)         # in a worker: takes up its link
+    limit(100)                 # in a worker: Mbit/s on the way out
+    Counters.read(True)        # in a worker: what its link has carried
 
 Nothing stays behind: the namespaces end with the processes. A user who is not root gets them through a user namespace,
 where the system allows it.
@@ -21,7 +24,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 PATH = os.environ.get("PATH", "") + os.pathsep + os.pathsep.join(("/usr/sbin", "/sbin"))
 DEVICE = "eth0"
@@ -61,10 +64,10 @@ def inside() -> bool:
     return os.environ.get(_INSIDE) == "1"
 
 
-def enter() -> int:
-    """Run this very command again in a network namespace of its own and return its exit status."""
+def enter() -> NoReturn:
+    """Begin this very command again, in a network namespace of its own."""
     environment = os.environ | {"PATH": PATH, _INSIDE: "1"}
-    return subprocess.run([*unshare(), sys.executable, *sys.argv], env=environment, check=False).returncode
+    os.execvpe("unshare", [*unshare(), sys.executable, *sys.argv], environment)
 
 
 class Network:
