@@ -57,6 +57,7 @@ def test_arrows_point_downward() -> None:
 def test_every_source_module_has_its_tests() -> None:
     """test_<module>.py, or a named other file."""
     elsewhere = {
+        "agreement": "test_distributed",
         "buffers": "test_two_point",
         "checks": "test_errors",
         "choices": "test_errors",
@@ -74,6 +75,7 @@ def test_every_source_module_has_its_tests() -> None:
         "trials": "test_inspection",
         "variance_reduced": "test_must_hold",
         "vectors": "test_must_hold",
+        "wrappers": "test_distributed",
     }
     for name in MODULES:
         short = name.removeprefix("spidersilk.")

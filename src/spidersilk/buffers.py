@@ -33,7 +33,7 @@ class BufferGuard:
     QUIET = 16
 
     def __init__(self, params: Sequence[Tensor]):
-        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet(_modules_around(params))
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet(modules_around(params))
         self._before: list[_Saved] = []
         self._quiet = 0  # steps since a new module was seen
         self._watches = True  # at this step
@@ -102,7 +102,7 @@ def _reinstate(saved: list[_Saved]) -> None:
                 held[name] = buffer
 
 
-def _modules_around(params: Sequence[Tensor]) -> list[nn.Module]:
+def modules_around(params: Sequence[Tensor]) -> list[nn.Module]:
     """The live modules that hold one of `params`, those that contain such a one, and all that is in them."""
     wanted = {id(p) for p in params}
     parents: dict[int, list[nn.Module]] = defaultdict(list)

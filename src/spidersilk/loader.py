@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from spidersilk.agreement import Fact, hash_of
 from spidersilk.checks import check_choice, check_positive_int, check_same_settings
-from spidersilk.schedule import Adaptive, Anchor, Fixed, InnerLength, Small, as_inner_length
-from spidersilk.streams import fresh_seed, generator_at, mix
+from spidersilk.distributed import Group, as_workers
+from spidersilk.schedule import Adaptive, Anchor, Fixed, InnerLength, Portion, Small, as_inner_length
+from spidersilk.streams import generator_at, mix
 
 _ANCHOR, _SMALL, _LENGTH = 1, 2, 3  # one stream each
 _ENDLESS = 10**12  # loops
@@ -50,6 +52,8 @@ class AnchorLoader:
         shuffled passes, one for anchors and one for small batches, leaving out what does not fill a batch.
     loops: outer loops in one iteration over the loader; None is as many as visit about len(dataset) samples.
     generator: gives the seed of all sampling; torch's default one if None.
+    process_group: splits each batch over the ranks of a ProcessGroup, or of "world": sizes stay those of the whole
+        batch, and its samples do not depend on the number of ranks. Give the optimizer the same one.
     num_workers, collate_fn, pin_memory and other keywords go to DataLoader, for data sets that are not tensors.
 
     `state_dict` and `load_state_dict` resume in the middle of an inner loop, to the batch.
@@ -66,6 +70,7 @@ class AnchorLoader:
         sampling: str = "uniform",
         loops: int | None = None,
         generator: torch.Generator | None = None,
+        process_group: Group = None,
         **dataloader: Any,
     ):
         self._tensors = _as_tensors(dataset)
@@ -94,17 +99,19 @@ class AnchorLoader:
             names = ", ".join(dataloader)
             raise ValueError(f"{names}: tensors are indexed directly, without a DataLoader; leave these out")
         self._dataloader = dataloader
-        self._seed = fresh_seed(generator)
+        self._workers = as_workers(process_group)
+        self._seed = self._workers.seed(generator)
         self._position = Position()
         self._resumed = False
         self._passes: dict[int, tuple[int, Tensor]] = {}
 
-    def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | bool]]:
+    def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | Portion | bool]]:
         if not self._resumed:
             first = self._position.loop + (self._position.update > 0 or self._position.piece > 0)
             last = first + (self.loops or _ENDLESS)
             self._position = self._position._replace(loop=first, update=0, piece=0, last_loop=last, visited=0)
         self._resumed = False
+        self._workers.verify(self._facts)
         if isinstance(self.inner_length, Adaptive):
             yield from self._adaptively(self.inner_length)
             return
@@ -144,11 +151,35 @@ class AnchorLoader:
             "inner_steps": repr(self.inner_length),
         }
 
+    def _facts(self) -> list[Fact]:
+        """What ranks that split batches must hold alike."""
+        settings = self._settings() | {"loops": self.loops}
+        return [
+            Fact("the settings of their loaders", hash_of(settings), "construct the same AnchorLoader on every rank"),
+            Fact(
+                "the seed of their batches",
+                self._seed,
+                "give every rank's AnchorLoader a generator of the same seed; without one, rank 0's seed goes to all",
+            ),
+            Fact("the batch they are at", hash_of(self._position), "load the same loader state on every rank"),
+        ]
+
+    def _mine(self, indices: Tensor | None, total: int) -> tuple[Tensor | None, Portion | None]:
+        """This rank's part of the samples at `indices` (None: the whole data set), in `total`."""
+        rank, world = self._workers.rank, self._workers.world
+        if world == 1:
+            return indices, None
+        start, stop = total * rank // world, total * (rank + 1) // world
+        portion = Portion(stop - start, total, total % world == 0)
+        if start == stop:  # one sample that counts nothing, so that each rank has a batch to evaluate
+            start, stop = min(start, total - 1), min(start, total - 1) + 1
+        return torch.arange(start, stop) if indices is None else indices[start:stop], portion
+
     def _pieces(self) -> list[tuple[int, int]]:
         size = self.micro_batch_size or self.anchor_batch_size
         return [(i, min(i + size, self.anchor_batch_size)) for i in range(0, self.anchor_batch_size, size)]
 
-    def _steps_from(self, position: Position) -> Iterator[tuple[Tensor | None, Anchor | bool, Position]]:
+    def _steps_from(self, position: Position) -> Iterator[tuple[Tensor | None, Anchor | Portion | bool, Position]]:
         """Indices (None: the whole data set), marker, and the position after, for each batch still to come."""
         loop, update, piece, smalls, last_loop, _ = position
         assert not isinstance(self.inner_length, Adaptive)
@@ -161,10 +192,11 @@ class AnchorLoader:
                     yield part, marker, after if marker.last else Position(loop, 0, number + 1, smalls, last_loop)
                 update, piece = 1, 0
             for number in range(update, length):
-                indices = self._draw(_SMALL, smalls, self.batch_size)
+                indices, portion = self._mine(self._draw(_SMALL, smalls, self.batch_size), self.batch_size)
                 smalls += 1
                 is_last = number + 1 == length
-                yield indices, False, Position(loop + is_last, 0 if is_last else number + 1, 0, smalls, last_loop)
+                marker = False if portion is None else portion
+                yield indices, marker, Position(loop + is_last, 0 if is_last else number + 1, 0, smalls, last_loop)
             loop, update = loop + 1, 0
 
     def _anchor(self, loop: int, piece: int, idle: bool = False) -> Iterator[tuple[Tensor | None, Anchor]]:
@@ -173,11 +205,9 @@ class AnchorLoader:
         indices = self._draw(_ANCHOR, loop, self.anchor_batch_size)
         for number, (start, stop) in enumerate(pieces[piece:], piece):
             share = (stop - start) / self.anchor_batch_size
-            marker = Anchor(share, number == 0, number == len(pieces) - 1, idle)
-            if indices is not None:
-                yield indices[start:stop], marker
-            else:
-                yield None if len(pieces) == 1 else torch.arange(start, stop), marker
+            piece_of_all = None if len(pieces) == 1 else torch.arange(start, stop)
+            mine, portion = self._mine(piece_of_all if indices is None else indices[start:stop], stop - start)
+            yield mine, Anchor(share, number == 0, number == len(pieces) - 1, idle, portion)
 
     def _adaptively(self, rule: Adaptive) -> Iterator[tuple[Any, Anchor | Small]]:
         """Loops that end when the optimizer says so. Anchors and small batches come from a source each, so that workers
@@ -186,7 +216,7 @@ class AnchorLoader:
         if self._position.update > 0:
             loop, piece = loop + 1, 0
         anchors = self._source(part for j in count(loop) for part in self._anchor(j, piece if j == loop else 0))
-        small = self._source((self._draw(_SMALL, i, self.batch_size), None) for i in count(smalls))
+        small = self._source(self._mine(self._draw(_SMALL, i, self.batch_size), self.batch_size) for i in count(smalls))
 
         def end_loop() -> None:
             if self._position.update:
@@ -207,12 +237,12 @@ class AnchorLoader:
                     end_loop()
                 yield batch, marker
             else:
-                batch, _ = next(small)
+                batch, portion = next(small)
                 given = at._replace(small_batches=at.small_batches + 1, visited=at.visited + self.batch_size)
                 self._position = given._replace(update=at.update + 1)
                 if rule.ceiling is not None and self._position.update >= rule.ceiling:
                     end_loop()
-                marker = Small(rule, self.batch_size, self.anchor_batch_size, end_loop)
+                marker = Small(rule, self.batch_size, self.anchor_batch_size, end_loop, portion)
                 yield batch, marker
                 unseen = 0 if marker.seen else unseen + 1
                 if unseen == _UNSEEN:
@@ -264,8 +294,8 @@ class AnchorLoader:
             batch = tuple(t.index_select(0, indices.to(t.device, non_blocking=True)) for t in self._tensors)
         return batch[0] if isinstance(self.dataset, Tensor) else batch
 
-    def _through_dataloader(self, steps: Iterator[tuple[Tensor | None, Anchor | bool, Position]]) -> Iterator:
-        ahead: deque[tuple[Anchor | bool, Position]] = deque()  # of batches that workers are preparing
+    def _through_dataloader(self, steps: Iterator[tuple[Tensor | None, Anchor | Portion | bool, Position]]) -> Iterator:
+        ahead: deque[tuple[Anchor | Portion | bool, Position]] = deque()  # of batches that workers are preparing
         for batch in self._dataloader_over(((i, (is_anchor, after)) for i, is_anchor, after in steps), ahead):
             is_anchor, self._position = ahead.popleft()
             yield batch, is_anchor

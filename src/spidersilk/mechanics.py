@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,14 +11,21 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from spidersilk import estimators, memory
+from spidersilk.checks import resolve_counts
 from spidersilk.compact import CompactBase
 from spidersilk.flat import make_slabs
 from spidersilk.kernels.dispatch import Ops
 from spidersilk.moving import move_all, move_selected, plain_steps
+from spidersilk.planner import theorem_1_step
 from spidersilk.selection import RTop, Selection, draw_over
 from spidersilk.streams import Stream
 from spidersilk.two_point import capturing
 from spidersilk.vectors import Vectors
+
+CHANGED = (
+    "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "
+    "that, so make a new optimizer"
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,14 @@ class Choices:
     anchor_move: str
     sparsity: RTop | None
     max_norm: float | None
+
+    def settings(self) -> dict[str, Any]:
+        """What must be equal for a saved state to fit."""
+        told = asdict(self)
+        del told["max_norm"]
+        if self.sparsity is not None and self.sparsity.groups is None:
+            del told["sparsity"]["groups"]  # as in states that were saved before there were groups
+        return told
 
 
 class Mechanics:
@@ -204,6 +219,13 @@ class Mechanics:
         if not self.compact.entered:
             self.compact.enter(self.selections, self.vectors.memory)
         move_selected(self.compact, values, self.choices.max_norm, frozen)
+
+    def theorem_1_step(self, length: float) -> float:
+        """Theorem 1's step size times L, for an inner loop of that length."""
+        sparsity, k2 = self.choices.sparsity, self.d
+        if sparsity is not None and not sparsity.per_tensor:
+            k2 = resolve_counts(sparsity.k1, sparsity.k2, self.d)[1]
+        return theorem_1_step(max(k2, 1), self.d, length)
 
     # Saving and loading.
 

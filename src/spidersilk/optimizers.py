@@ -9,6 +9,7 @@ from torch.optim import SGD
 from torch.optim.optimizer import ParamsT
 
 from spidersilk.checks import Count
+from spidersilk.distributed import Group
 from spidersilk.schedule import InnerLength
 from spidersilk.selection import RTop
 from spidersilk.variance_reduced import VarianceReduced
@@ -17,7 +18,7 @@ __all__ = ["SVRG", "SparseSGD", "SparseSVRG", "SparseSpiderBoost", "SpiderBoost"
 
 
 class Common(TypedDict, total=False):
-    """Keywords that every named optimizer takes; `VarianceReduced` describes the last five."""
+    """Keywords that every named optimizer takes; `VarianceReduced` describes the last six."""
 
     momentum: float
     weight_decay: float
@@ -26,6 +27,7 @@ class Common(TypedDict, total=False):
     backend: str
     sparse_backward: bool | str
     generator: torch.Generator | None
+    process_group: Group
 
 
 def _sgd(params: ParamsT, lr: float, common: Common) -> tuple[SGD, dict[str, Any]]:

@@ -17,18 +17,35 @@ from spidersilk.streams import generator_at
 
 
 @dataclass(frozen=True)
+class Portion:
+    """This rank's part of a batch that is split over ranks. It is false: by itself it stands for a small batch.
+
+    `samples` of the batch's `total` are here, 0 where it has fewer samples than there are ranks: the rank then gets one
+    that counts nothing. `even`: all ranks have the same number, by a rule that each of them knows.
+    """
+
+    samples: int
+    total: int
+    even: bool = False
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
 class Anchor:
     """What a loader says of an anchor batch. It is true, so `if is_anchor` works as with a plain True.
 
     An anchor may come in pieces: `weight` is the piece's share of the samples, `first` begins an anchor, whatever came
     of an earlier one, and `last` ends it. It may be `idle`: the anchor of an inner loop of length 0, which is evaluated
-    and counted but moves nothing.
+    and counted but moves nothing. `portion` is this rank's part of it, where it is split over ranks.
     """
 
     weight: float = 1.0
     first: bool = True
     last: bool = True
     idle: bool = False
+    portion: Portion | None = None
 
     def __bool__(self) -> bool:
         return True
@@ -135,8 +152,15 @@ class Small:
     Through it the optimizer finds the `rule` and the sizes of batches, and ends the loop, so that an anchor comes next.
     """
 
-    def __init__(self, rule: Adaptive, samples: int, anchor_samples: int, end_loop: Callable[[], None]):
-        self.rule, self.samples, self.anchor_samples = rule, samples, anchor_samples
+    def __init__(
+        self,
+        rule: Adaptive,
+        samples: int,
+        anchor_samples: int,
+        end_loop: Callable[[], None],
+        portion: Portion | None = None,
+    ):
+        self.rule, self.samples, self.anchor_samples, self.portion = rule, samples, anchor_samples, portion
         self._end_loop = end_loop
         self.seen = False  # by an optimizer
 

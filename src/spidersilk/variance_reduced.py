@@ -5,27 +5,27 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from spidersilk.agreement import facts_of
 from spidersilk.backprop.evaluate import Evaluator
 from spidersilk.checks import check_choice, check_same_settings, resolve_counts
 from spidersilk.choices import check_adaptive, check_base, check_choices, errors_are_independent
 from spidersilk.diagnostics import QueryCounter
+from spidersilk.distributed import Group, Share, Traffic, as_workers
 from spidersilk.divergence import Guard, Secants
 from spidersilk.errors import DivergenceError
 from spidersilk.flat import make_slabs
 from spidersilk.kernels import dispatch
 from spidersilk.measures import Measures, Meter
-from spidersilk.mechanics import Choices, Mechanics
-from spidersilk.planner import theorem_1_step
-from spidersilk.schedule import Adaptive, Anchor, InnerLength, Small, as_inner_length
+from spidersilk.mechanics import CHANGED, Choices, Mechanics
+from spidersilk.schedule import Adaptive, Anchor, InnerLength, Portion, Small, as_inner_length
 from spidersilk.selection import RTop, Selection
-from spidersilk.streams import Stream, fresh_seed, mix
+from spidersilk.streams import Stream, mix
 from spidersilk.two_point import Closure, TwoPoint, capturing, loss_of
 
 
@@ -47,6 +47,7 @@ class VarianceReduced(Optimizer):
     sparse_backward: whether small steps compute the selected gradient entries alone where a layer has a rule for it;
         "auto" does so for whole rows of large weights on a CPU.
     generator: seeds the selections, once; torch's default one if None.
+    process_group: a ProcessGroup of ranks that train together, or "world" (docs/distributed.md).
 
     After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None: nothing of
     size d is kept. `state[p]` holds views of the flat vectors, by name: "estimate", "memory", "reference" ...
@@ -66,6 +67,7 @@ class VarianceReduced(Optimizer):
         backend: str = "auto",
         sparse_backward: bool | str = "auto",
         generator: torch.Generator | None = None,
+        process_group: Group = None,
     ):
         check_choice("sparse_backward", sparse_backward, (True, False, "auto"))
         check_base(base_optimizer, move, anchor_move)
@@ -90,7 +92,8 @@ class VarianceReduced(Optimizer):
         self.anchor_samples: int | None = 0  # of the last anchor, None if a step did not say
         self._queries = QueryCounter()
         self._ops = dispatch.find(backend, [(slab.device, slab.dtype) for slab in make_slabs(self.param_groups)])
-        self._stream = Stream(fresh_seed(generator))
+        self._workers = as_workers(process_group)
+        self._stream = Stream(self._workers.seed(generator))
         self._work: Mechanics | None = None  # laid out at the first step
         self._secants = Secants()
         independent = errors_are_independent(self.scaling, choose, sparsity)
@@ -138,7 +141,7 @@ class VarianceReduced(Optimizer):
         selections = None if self._work is None else self._work.selections
         return selections if selections is None or len(selections) > 1 else selections[0]
 
-    def next_is_anchor(self, anchor: bool | Anchor | Small | None = None) -> bool:
+    def next_is_anchor(self, anchor: bool | Anchor | Small | Portion | None = None) -> bool:
         """Whether the next step is an anchor, given what will be passed to it as `anchor`."""
         if anchor is not None:
             return bool(anchor)
@@ -159,6 +162,15 @@ class VarianceReduced(Optimizer):
         self._hooks[handle.id] = hook
         return handle
 
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has handed over to be sent to others."""
+        return self._workers.traffic
+
+    def check_agreement(self) -> None:
+        """Raise DisagreementError on every rank if one differs; to be called on all of them. Anchors do so anyway."""
+        self._workers.verify(lambda: facts_of(self))
+
     def check(self) -> None:
         """Wait for the device and raise DivergenceError if v was not finite at any step so far."""
         if self._work is not None:
@@ -168,7 +180,7 @@ class VarianceReduced(Optimizer):
         if not hasattr(self, "base"):  # torch's constructor registers the base's own groups through this method
             super().add_param_group(param_group)
         elif self._work is not None:
-            raise RuntimeError(_CHANGED)
+            raise RuntimeError(CHANGED)
         else:
             self.base.add_param_group(param_group)
 
@@ -176,7 +188,7 @@ class VarianceReduced(Optimizer):
 
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Closure, anchor: bool | Anchor | Small | None = None, samples: int | None = None
+        self, closure: Closure, anchor: bool | Anchor | Small | Portion | None = None, samples: int | None = None
     ) -> Any:
         """One update; returns the closure's loss at the current point.
 
@@ -190,8 +202,10 @@ class VarianceReduced(Optimizer):
         marker = self._marker(anchor)
         work = self._prepared()
         self._guard.poll()
+        share = self._workers.share(anchor, samples)
+        samples = share.samples  # on all ranks together
         if marker is not None:
-            return self._anchor_step(work, closure, marker, samples)
+            return self._anchor_step(work, closure, marker, share)
         if self.anchor_share:
             raise RuntimeError(f"a small step after {self.anchor_share:.0%} of an anchor: give its other pieces first")
         if self.inner_step < 0:
@@ -205,16 +219,16 @@ class VarianceReduced(Optimizer):
             anchor = Small(self.inner_length, samples, self.anchor_samples, lambda: None)
         small = anchor if isinstance(anchor, Small) else None
         try:
-            return self._small_step(work, closure, samples, small)
+            return self._small_step(work, closure, share, small)
         except DivergenceError:
             if small is not None:
                 small.end_loop()
             raise
 
-    def _marker(self, anchor: bool | Anchor | Small | None) -> Anchor | None:
+    def _marker(self, anchor: bool | Anchor | Small | Portion | None) -> Anchor | None:
         if isinstance(anchor, Anchor):
             return anchor
-        if isinstance(anchor, Small):
+        if isinstance(anchor, Small | Portion):
             return None
         if anchor is not None and not isinstance(anchor, bool):
             raise ValueError(f"anchor = {anchor!r} must be True, False, None, or what an AnchorLoader yields")
@@ -230,20 +244,21 @@ class VarianceReduced(Optimizer):
             return self.inner_length.ceiling or _ENDLESS
         return self.inner_length.length(mix(self._stream.seed, _LENGTHS), self.anchors)
 
-    def _anchor_step(self, work: Mechanics, closure: Closure, marker: Anchor, samples: int | None) -> Any:
+    def _anchor_step(self, work: Mechanics, closure: Closure, marker: Anchor, at: Share) -> Any:
         """v := gradient of a large batch, or of the pieces that make it up (lines 5-6); the first move (line 9)."""
         if marker.first:
             self.anchor_share, self.anchor_samples = 0.0, 0
+            self.check_agreement()
         share = self.anchor_share + marker.weight
         if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
             raise RuntimeError(f"the pieces of an anchor make up {share:.0%} of it: give each once, in order")
         work.prepare_anchor()
-        loss = self._points.at_current(closure)
-        work.vectors.accumulate(marker.weight, marker.first)
-        self._queries.add(samples, 1, 1.0)
+        loss, weight = self._workers.at_anchor(lambda: self._points.at_current(closure), marker, at)
+        work.vectors.accumulate(marker.weight * weight, marker.first)
+        self._queries.add(at.samples, 1, 1.0)
         self.anchor_share = share
-        known = None not in (samples, self.anchor_samples)
-        self.anchor_samples = (self.anchor_samples or 0) + (samples or 0) if known else None
+        known = None not in (at.samples, self.anchor_samples)
+        self.anchor_samples = (self.anchor_samples or 0) + (at.samples or 0) if known else None
         if not marker.last:
             return loss
         self.anchor_share, self.loop_length = 0.0, self._next_length()
@@ -251,18 +266,20 @@ class VarianceReduced(Optimizer):
         self.inner_step = -1
         if marker.idle:
             return loss
+        self._workers.reduce_anchor(work.vectors.v)
         self._meter.restart()
         work.begin_loop(self._guard.watch(work.vectors.v, self.steps, 0))
         self._done(0)
         return loss
 
-    def _small_step(self, work: Mechanics, closure: Closure, samples: int | None, small: Small | None) -> Any:
+    def _small_step(self, work: Mechanics, closure: Closure, share: Share, small: Small | None) -> Any:
         """v from a small batch at two points (lines 10-11), M (line 12), and a move (line 9)."""
         inner_step = self.inner_step + 1
         selections = work.select()  # M alone decides it, so it is drawn before any gradient is known
-        loss, before, values = self._evaluator.evaluate(closure, selections)
+        evaluate = lambda: self._evaluator.evaluate(closure, selections)  # noqa: E731
+        loss, before, values = self._workers.at_small(evaluate, share)
         density = sum(x.numel() for x in values) / work.d
-        self._queries.add(samples, 1 if self.reference is None else 2, density)
+        self._queries.add(share.samples, 1 if self.reference is None else 2, density)
         if self.reference is not None and inner_step == 1 and not capturing():  # what a DivergenceError will tell of
             self._secants.observe(values, work.vectors.distance())
         watched = small is not None or bool(self._hooks)
@@ -276,8 +293,8 @@ class VarianceReduced(Optimizer):
         estimates = work.estimate(values, selections)
         frozen = self._guard.watch(estimates, self.steps, inner_step)
         if small is not None or self._hooks:
-            where, size = (self.steps, inner_step), samples if small is None else small.samples
-            change = math.nan if before is None else loss_of(loss) - loss_of(before)
+            where, size = (self.steps, inner_step), share.samples if small is None else small.samples
+            change = math.nan if before is None else self._workers.mean(loss_of(loss) - loss_of(before), share)
             measures = self._meter.measure(where, values, selections, estimates, change, work.vectors.memory, size)
             for hook in list(self._hooks.values()):
                 hook(measures)
@@ -310,9 +327,10 @@ class VarianceReduced(Optimizer):
             two_points = self.reference is not None
             self._evaluator = Evaluator(self._points, self._work.vectors, self._ops, two_points, self.sparse_backward)
             self._guard = Guard([slab.device for slab in self._work.slabs], self._divergence)
+            self._workers.attach(self._work.vectors.params)
             self._trained = trained
         elif len(trained) != len(self._trained) or any(p is not q for p, q in zip(trained, self._trained, strict=True)):
-            raise RuntimeError(_CHANGED)
+            raise RuntimeError(CHANGED)
         return self._work
 
     def _done(self, inner_step: int) -> None:
@@ -322,22 +340,19 @@ class VarianceReduced(Optimizer):
 
     def _divergence(self, step: int, inner_step: int) -> DivergenceError:
         """Describe what happened, and let the next step be an anchor that starts v and M anew."""
-        vectors = self._prepared().vectors
-        norms = vectors.norms()
-        self.inner_step, self.anchor_share, vectors.has_memory = -1, 0.0, False
-        k2 = self.d
-        if self.sparsity is not None and not self.sparsity.per_tensor:
-            k2 = resolve_counts(self.sparsity.k1, self.sparsity.k2, self.d)[1]
+        work = self._prepared()
+        norms = work.vectors.norms()
+        self.inner_step, self.anchor_share, work.vectors.has_memory = -1, 0.0, False
         known = self.inner_length is not None and math.isfinite(self.inner_length.mean)
         length = self.inner_length.mean if self.inner_length and known else max(inner_step + 1, self._longest_loop)
-        allowed = theorem_1_step(max(k2, 1), self.d, length)
         lr = [float(group["lr"]) for group in self.param_groups if "lr" in group]
-        return DivergenceError(step, inner_step, norms, lr, allowed, self._secants.largest())
+        return DivergenceError(step, inner_step, norms, lr, work.theorem_1_step(length), self._secants.largest())
 
     # Saving and loading.
 
     def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """All that the next step needs; tensors are the optimizer's own, as with torch's optimizers."""
+        self._workers.check_can_save(self.anchor_share)
         state: dict[str, Any] = {
             "settings": self._settings(),
             "stream": self._stream.state_dict(),
@@ -371,24 +386,11 @@ class VarianceReduced(Optimizer):
         raise TypeError("a VarianceReduced optimizer holds views of its parameters: save its state_dict() instead")
 
     def _settings(self) -> dict[str, Any]:
-        """What must be equal for a saved state to fit."""
-        names = ("reference", "scaling", "move", "choose", "anchor_move")
-        sparsity = None if self.sparsity is None else asdict(self.sparsity)
-        if sparsity is not None and sparsity["groups"] is None:
-            del sparsity["groups"]  # as in states that were saved before there were groups
         sizes = [slab.sizes for slab in make_slabs(self.param_groups)]
-        return {name: getattr(self, name) for name in names} | {
-            "sparsity": sparsity,
-            "base": type(self.base).__name__,
-            "inner_steps": repr(self.inner_length),
-            "sizes": sizes,
-        }
+        own = {"base": type(self.base).__name__, "inner_steps": repr(self.inner_length), "sizes": sizes}
+        return self._choices.settings() | own
 
 
 _ENDLESS = 10**12  # updates
 _LENGTHS = 1  # the stream of loop lengths, apart from that of selections
 _COUNTERS = ("steps", "anchors", "inner_step", "loop_length", "anchor_share", "anchor_samples")
-_CHANGED = (
-    "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "
-    "that, so make a new optimizer"
-)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from spidersilk.lab.files import DataError, File, locate, read
-from spidersilk.schedule import Anchor, InnerLength, Small
+from spidersilk.schedule import Anchor, InnerLength, Portion, Small
 
 
 class Batches(Protocol):
     """An endless supply of (batch, is_anchor) that can be stopped and resumed; AnchorLoader is one."""
 
-    def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | bool]]: ...
+    def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | Portion | bool]]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any], /) -> None: ...
 

@@ -1,0 +1,65 @@
+"""What is around the parameters of a model that many processes train: DistributedDataParallel; FSDP is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from spidersilk.buffers import modules_around
+
+_SHARDED = (
+    "a parameter is sharded by FSDP: coordinates are selected over all parameters together, so each rank needs all of "
+    "v, M and the reference point, which FSDP would not let it hold; use DistributedDataParallel, or no wrapper"
+)
+
+
+def refuse_sharded(params: Sequence[Tensor]) -> None:
+    """Parameters of which each rank holds a part."""
+    for p in params:
+        if getattr(p, "_is_flat_param", False) or hasattr(p, "device_mesh"):  # FSDP1, and the DTensor of FSDP2
+            raise ValueError(_SHARDED)
+
+
+def _shards(module: nn.Module) -> bool:
+    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)  # without its slow import
+
+
+class Wrappers:
+    """The DistributedDataParallel modules around `params`, found among the live objects.
+
+    `reduces`: whether one of them averages the gradients of all `params`. `called` counts calls of it.
+    """
+
+    def __init__(self, params: Sequence[Tensor]):
+        around = modules_around(params)
+        if any(_shards(module) for module in around):  # with use_orig_params=True, parameters look like plain ones
+            raise ValueError(_SHARDED)
+        self.found: list[Any] = [module for module in around if isinstance(module, DistributedDataParallel)]
+        self.called = 0
+        self.reduces = False
+        if len(self.found) == 1:
+            ignored = self.found[0].parameters_to_ignore
+            inside = {id(p) for name, p in self.found[0].module.named_parameters() if name not in ignored}
+            self.reduces = all(id(p) in inside for p in params)
+            self.found[0].register_forward_pre_hook(self._note)
+
+    def _note(self, _module: nn.Module, _args: Any) -> None:
+        self.called += 1
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Nothing is sent by a wrapper: gradients stay local, and so do buffers."""
+        before = [module.require_forward_param_sync for module in self.found]
+        with ExitStack() as stack:
+            for module in self.found:
+                stack.enter_context(module.no_sync())
+                module.require_forward_param_sync = False  # buffers of rank 0 go to all in anchors alone
+            try:
+                yield
+            finally:
+                for module, value in zip(self.found, before, strict=True):
+                    module.require_forward_param_sync = value
