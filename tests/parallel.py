@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
+import spidersilk.distributed
 
 WORLD = 4
 TIMEOUT = timedelta(seconds=60)
@@ -100,6 +101,7 @@ def _adamw(params: Any, **common: Any) -> Any:
     return silk.VarianceReduced(base, sparsity=silk.RTop(0.1, 0.1), **common)
 
 
+NAMED = ("SpiderBoost", "SparseSpiderBoost", "SVRG", "SparseSVRG", "SparseSGD")
 METHODS: dict[str, Callable[..., Any]] = {
     "SpiderBoost": lambda p, **c: silk.SpiderBoost(p, lr=0.1, **c),
     "SparseSpiderBoost": lambda p, **c: silk.SparseSpiderBoost(p, lr=0.02, k1=0.2, k2=0.2, **c),
@@ -120,8 +122,16 @@ METHODS: dict[str, Callable[..., Any]] = {
 class Training:
     """A model, its optimizer and its loader; `go` takes steps and gives x after each of them."""
 
-    def __init__(self, group: Any, method: str = "SparseSVRG", *, ddp: bool = False, **loader: Any):
-        dtype = loader.pop("dtype", torch.float64)
+    def __init__(
+        self,
+        group: Any,
+        method: str = "SparseSVRG",
+        *,
+        ddp: bool = False,
+        dtype: torch.dtype = torch.float64,
+        by_dataloader: bool = False,
+        **loader: Any,
+    ):
         self.model: nn.Module = model(dtype=dtype)
         self.x, self.y = data(dtype)
         self.called: nn.Module = (
@@ -129,7 +139,8 @@ class Training:
         )
         self.optimizer = METHODS[method](self.model.parameters(), generator=seeded(), process_group=group)
         given = {"anchor_batch_size": 37, "batch_size": 7, "inner_steps": 5, "loops": 10**6} | loader
-        self.loader = silk.AnchorLoader((self.x, self.y), generator=seeded(4), process_group=group, **given)
+        self.data: Any = list(zip(self.x, self.y, strict=True)) if by_dataloader else (self.x, self.y)
+        self.loader = silk.AnchorLoader(self.data, generator=seeded(4), process_group=group, **given)
         self.batches = iter(self.loader)
         self.losses: list[float] = []
 
@@ -158,3 +169,252 @@ class Training:
 def trajectory(group: Any, method: str, steps: int = 100, **options: Any) -> tuple[Tensor, float]:
     training = Training(group, method, **options)
     return training.go(steps), training.optimizer.gradient_queries
+
+
+def averaged_by_ddp(group: Any) -> tuple[float, bool]:
+    """Steps whose batches divide by the ranks; whether DistributedDataParallel took part, and how far x is off."""
+    alone = trajectory(None, "SparseSVRG", 20, anchor_batch_size=40, batch_size=8)[0]
+    training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
+    points = training.go(20)
+    return float((points - alone).abs().max()), training.optimizer._workers._averaged
+
+
+def ddp_beside_the_point(group: Any) -> float:
+    """A wrapper is there, and the closure calls the module in it: nobody but us averages."""
+    alone = trajectory(None, "SparseSVRG", 20, anchor_batch_size=40, batch_size=8)[0]
+    training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
+    training.called = training.model
+    return float((training.go(20) - alone).abs().max())
+
+
+def ddp_with_buffers(group: Any, batch_size: int) -> list[Tensor]:
+    """BatchNorm under DistributedDataParallel, with batches of fewer samples than ranks."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.ReLU(), nn.Linear(9, 3)).double()
+    inner.register_buffer("rank", torch.tensor([float(dist.get_rank(group))]))
+    model = nn.parallel.DistributedDataParallel(inner, process_group=group)
+    optimizer = silk.SparseSVRG(model.parameters(), lr=0.1, generator=seeded(), process_group=group)
+    loader = silk.AnchorLoader(data(), 40, batch_size, 5, loops=3, generator=seeded(4), process_group=group)
+    for (x, y), is_anchor in loader:
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure, anchor=is_anchor, samples=len(x))
+    return [t.detach().clone() for t in model.state_dict().values()]
+
+
+def outcome(group: Any, wrong: str) -> tuple[str, str, list[int], float]:
+    """Let rank 1 be wrong in something; what each rank raises, at its first step, and how far x has moved."""
+    odd = dist.get_rank(group) == 1
+    training = Training(group)
+    start = training.flat()
+    params = training.model.parameters()
+    if wrong == "seed":
+        training.optimizer = METHODS["SparseSVRG"](params, generator=seeded(99 if odd else 3), process_group=group)
+    elif wrong == "parameters" and odd:
+        next(training.model.parameters()).data[0, 0] += 1e-12
+        start = training.flat()
+    elif wrong == "settings":
+        training.optimizer = silk.SparseSVRG(params, 0.1, 0.1, 0.2 if odd else 0.1, process_group=group)
+    elif wrong == "step size":
+        training.optimizer.param_groups[0]["lr"] = 0.2 if odd else 0.1
+    elif wrong == "hook" and odd:
+        training.optimizer.register_measures_hook(lambda _: None)
+    elif wrong == "batches":
+        seed = seeded(99 if odd else 4)
+        training.batches = iter(silk.AnchorLoader(training.data, 37, 7, 5, generator=seed, process_group=group))
+    try:
+        training.step()
+    except silk.distributed.DisagreementError as error:
+        return error.what, str(error), error.ranks, float((training.flat() - start).abs().max())
+    return "", "", [], 0.0
+
+
+def drifts(group: Any) -> tuple[str, list[int]]:
+    """A parameter is changed on rank 2, in the middle of a loop: asked for, it comes out."""
+    training = Training(group)
+    training.go(3)
+    training.optimizer.check_agreement()
+    if dist.get_rank(group) == 2:
+        next(training.model.parameters()).data[0, 0] += 1e-12
+    try:
+        training.optimizer.check_agreement()
+    except silk.distributed.DisagreementError as error:
+        return error.what, error.ranks
+    return "", []
+
+
+def without_generators(group: Any) -> Tensor:
+    """Each rank has another global seed; only rank 0's counts."""
+    training = Training(group)
+    torch.manual_seed(dist.get_rank(group))
+    training.optimizer = METHODS["SparseSVRG"](training.model.parameters(), process_group=group)
+    loader = silk.AnchorLoader(training.data, 37, 7, 5, loops=9, process_group=group)
+    training.batches = iter(loader)
+    return training.go(20)
+
+
+def spread_from_first(group: Any) -> list[Tensor]:
+    torch.manual_seed(dist.get_rank(group))
+    net = nn.BatchNorm1d(3)
+    nn.init.normal_(net.weight)
+    net.running_mean.normal_()
+    silk.distributed.broadcast(net, group)
+    return [t.clone() for t in net.state_dict().values()]
+
+
+def not_finite_on_one_rank(group: Any) -> tuple[str, int, Tensor]:
+    """A sample that overflows is on one rank; the error is on all of them, and x is as it was."""
+    training = Training(group)
+    training.x[17] = float("inf")
+    before = training.flat()
+    for _ in range(100):
+        before = training.flat()
+        try:
+            training.step()
+        except silk.DivergenceError as error:
+            return str(error), error.step, training.flat() - before
+    return "", -1, before
+
+
+def sent(group: Any, method: str, inner_steps: int) -> tuple[list[int], list[int], Any, int]:
+    """What is handed to torch's all_reduce at each step of two loops, in bytes; those that are anchors; the counter."""
+    net = nn.Sequential(nn.Linear(30, 90), nn.Tanh(), nn.Linear(90, 3))
+    silk.distributed.broadcast(net, group)
+    optimizer = METHODS[method](net.parameters(), generator=seeded(), process_group=group)
+    loader = silk.AnchorLoader(
+        (torch.randn(60, 30), torch.randint(3, (60,))),
+        40,
+        8,
+        inner_steps,
+        loops=2,
+        generator=seeded(),
+        process_group=group,
+    )
+    handed, steps, anchors = 0, [], []
+    original = dist.all_reduce
+
+    def counting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal handed
+        handed += tensor.numel() * tensor.element_size()
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = counting
+    try:
+        for number, ((x, y), is_anchor) in enumerate(loader):
+
+            def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(net(x), y)
+                loss.backward()
+                return loss
+
+            handed = 0
+            optimizer.step(closure, anchor=is_anchor, samples=len(x))
+            steps.append(handed)
+            anchors += [number] if is_anchor else []
+    finally:
+        dist.all_reduce = original
+    return steps, anchors, optimizer.traffic, optimizer.d
+
+
+def measured(group: Any, method: str) -> list[tuple[float, ...]]:
+    training = Training(group, method)
+    told: list[tuple[float, ...]] = []
+    training.optimizer.register_measures_hook(
+        lambda m: told.append((m.top_energy, m.outside_energy, m.variance, m.estimate_energy, m.loss_change))
+    )
+    training.go(20)
+    return told
+
+
+def saved(group: Any, steps: int, method: str) -> dict[str, Any]:
+    training = Training(group, method)
+    training.go(steps)
+    states = {"model": training.model, "optimizer": training.optimizer, "loader": training.loader}
+    return {name: thing.state_dict() for name, thing in states.items()}
+
+
+def resumed(group: Any, state: dict[str, Any], steps: int, method: str) -> Tensor:
+    training = Training(group, method)
+    training.model.load_state_dict(state["model"])
+    training.optimizer.load_state_dict(state["optimizer"])
+    training.loader.load_state_dict(state["loader"])
+    training.batches = iter(training.loader)
+    return training.go(steps)[-1]
+
+
+def saved_between_pieces(group: Any) -> str:
+    training = Training(group, micro_batch_size=20)
+    training.step()
+    try:
+        training.optimizer.state_dict()
+    except RuntimeError as error:
+        message = str(error)
+    else:
+        message = ""
+    training.step()
+    training.optimizer.state_dict()
+    return message
+
+
+def own_batches(group: Any) -> tuple[Tensor, float]:
+    """Without an AnchorLoader: batches of equal size on each rank, which count the same."""
+    training = Training(group)
+    parts = 1 if group is None else dist.get_world_size(group)
+    rank = 0 if group is None else dist.get_rank(group)
+    for step in range(20):
+        rows = torch.arange(40 if step % 5 == 0 else 8).chunk(parts)[rank] + step
+        training.batches = iter([((training.x[rows], training.y[rows]), step % 5 == 0)])
+        training.step()
+    return training.flat(), training.optimizer.gradient_queries
+
+
+def unequal_own_batches(group: Any) -> tuple[str, str]:
+    training = Training(group)
+    try:
+        for step in range(10):
+            size = 5 if dist.get_rank(group) == 1 and step % 5 else 4
+            training.batches = iter([((training.x[:size], training.y[:size]), step % 5 == 0)])
+            training.step()
+    except silk.distributed.DisagreementError as error:
+        return error.what, str(error)
+    return "", ""
+
+
+def sharded(group: Any) -> list[str]:
+    """What is said of models under both forms of FSDP."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    two = nn.Linear(8, 8)
+    fully_shard(two, mesh=mesh)
+    flat = nn.Parameter(torch.zeros(8))
+    flat._is_flat_param = True  # what FSDP1 marks its FlatParameter with
+    told = []
+    for params in (two.parameters(), [flat]):
+        try:
+            silk.SparseSVRG(params, lr=0.1, process_group=group)
+        except ValueError as error:
+            told.append(str(error))
+    return told
+
+
+def endless(group: Any) -> None:
+    Training(group).go(10**9)
+
+
+def timed(group: Any, steps: int) -> Tensor:
+    """Steps with a wait between them, so that there is time to stop a rank."""
+    import time
+
+    training = Training(group)
+    for _ in range(steps):
+        training.step()
+        time.sleep(0.05)
+    return training.flat()

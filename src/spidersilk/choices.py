@@ -6,6 +6,7 @@ from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 
 from spidersilk.checks import check_choice
 from spidersilk.selection import RTop
+from spidersilk.wrappers import refuse_sharded
 
 
 def check_choices(reference: str | None, move: str, choose: str, anchor_move: str, sparsity: RTop | None) -> str:
@@ -67,6 +68,7 @@ def check_base(base: object, move: str, anchor_move: str) -> None:
         raise ValueError(
             f"base = {type(base).__name__} cannot step with v: use SGD, AdamW or another first-order optimizer"
         )
+    refuse_sharded([p for group in base.param_groups for p in group["params"]])
     name = type(base).__name__
     if move == "selected" and (name in ("Adafactor", "Muon") or (name == "Rprop" and anchor_move == "selected")):
         raise ValueError(

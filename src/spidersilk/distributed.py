@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from spidersilk.agreement import DisagreementError, Fact, compare
 from spidersilk.schedule import Anchor, Portion
 from spidersilk.streams import fresh_seed
-from spidersilk.wrappers import Wrappers, refuse_sharded
+from spidersilk.wrappers import Wrappers
 
 __all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast"]
 
@@ -74,7 +74,6 @@ class Alone:
 
     def attach(self, params: Sequence[Tensor]) -> None:
         """Look at what is around the parameters, before the first step."""
-        refuse_sharded(params)
 
     def share(self, anchor: Any, samples: int | None) -> Share:
         portion = _portion_of(anchor)
@@ -132,7 +131,6 @@ class Workers(Alone):
         return int(word)
 
     def attach(self, params: Sequence[Tensor]) -> None:
-        refuse_sharded(params)
         self._wrappers = Wrappers(params)
 
     def share(self, anchor: Any, samples: int | None) -> Share:

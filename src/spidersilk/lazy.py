@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from spidersilk.checks import check_same_settings
 from spidersilk.choices import check_choices
 from spidersilk.diagnostics import QueryCounter
+from spidersilk.distributed import Group
 from spidersilk.errors import DivergenceError
 from spidersilk.flat import Slab, make_slabs
 from spidersilk.kernels import dispatch
@@ -33,7 +34,8 @@ class LazySVRG(Optimizer):
     at each step as always. Looking a row up through its module brings it up to date, and so does `state_dict` of the
     model, for all rows; call `flush()` before reading `weight` directly, and `close()` to be done with the model.
 
-    M is kept as its sum over each row, which is all that a selection of rows needs. After a step `p.grad` is None.
+    M is kept as its sum over each row, which is all that a selection of rows needs. After a step `p.grad` is None. It
+    trains in one process: a `process_group` is refused.
     """
 
     def __init__(
@@ -49,7 +51,13 @@ class LazySVRG(Optimizer):
         per_tensor: bool = False,
         backend: str = "auto",
         generator: torch.Generator | None = None,
+        process_group: Group = None,
     ):
+        if process_group is not None:
+            raise ValueError(
+                "LazySVRG with process_group: each rank's batch touches other rows, so there are no shared coordinates "
+                "to average; use SparseSVRG(groups='rows') over the ranks, or LazySVRG in one process"
+            )
         if not 0 <= float(lr) < float("inf"):
             raise ValueError(f"lr = {lr} must be a finite number of at least 0: 0.1 is a common start")
         self.sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor, groups="rows")
