@@ -6,6 +6,7 @@ Every worker runs the same list of parts in the same order; rank 0 writes a line
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spidersilk as silk
 
+LOUD = 0.3  # of a processor, used by other programs
 FACTOR_WARM_UP = 2  # dense steps before PowerSGD begins: torch's hook wants at least that
 
 
@@ -41,6 +43,7 @@ class Settings:
     m: int  # updates of an outer loop
     rank: int  # of PowerSGD's factors
     repeats: int
+    patience: int  # at most so many times `repeats` rounds, for blocks in which other programs were loud
     target: float
     max_steps: int
     lr: dict[str, float]  # of each method
@@ -157,19 +160,36 @@ class Worker:
     def block(self, steps: Callable[[], Any], count: int) -> dict[str, Any]:
         """Seconds and bytes of each of `count` steps, together; what is read is read outside the clock."""
         dist.barrier()
-        before = links.Counters.read(self.shaped)
+        before, own, all_of_it = links.Counters.read(self.shaped), time.process_time(), processor_seconds()
         dist.barrier()
         start = time.perf_counter()
         steps()
         seconds = time.perf_counter() - start
+        used = torch.tensor([time.process_time() - own], dtype=torch.float64)
+        others = processor_seconds() - all_of_it
         dist.barrier()  # behind it all that was sent has left this worker
         after = links.Counters.read(self.shaped).since(before)
+        dist.all_reduce(used)
+        told = torch.tensor([max(0.0, others - float(used)) / max(seconds, 0.05)], dtype=torch.float64)
+        dist.broadcast(told, 0)
         return {
             "seconds": seconds / count,
             "payload": after.payload / count,
             "interface": after.interface / count,
             "wire": after.wire / count,
+            "others": float(told),
         }
+
+    def wait_for_quiet(self, longest: float = 10.0) -> None:
+        """Until other programs leave the processors alone for a moment, or the patience is over."""
+        if self.rank == 0:
+            end = time.monotonic() + longest
+            while time.monotonic() < end:
+                before = processor_seconds()
+                time.sleep(0.3)
+                if processor_seconds() - before < 0.3 * LOUD:
+                    break
+        dist.barrier()
 
     def methods(self, group: Any) -> dict[str, Method]:
         """One of each, past what only first steps do."""
@@ -180,10 +200,16 @@ class Worker:
         return made
 
     def loops(self, made: dict[str, Method], repeats: int) -> dict[str, Any]:
-        """For every method and kind of step, the blocks of `repeats` rounds; in a round every method has its turn."""
+        """For every method and kind of step, blocks of steps; in a round every method has its turn.
+
+        There are rounds until every kind has `repeats` blocks in which other programs were quiet, or patience ends.
+        """
         found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {} for name in made}
         m = self.given.m
-        for _ in range(repeats):
+        for _ in range(self.given.patience * repeats):
+            if found["dense"] and all(enough(blocks, repeats) for kinds in found.values() for blocks in kinds.values()):
+                break
+            self.wait_for_quiet()
             for name, method in made.items():
                 if method.kind(0) == "step":
                     turns = {"step": range(1, 3) if name == "dense" else range(1, m)}
@@ -273,11 +299,26 @@ class Worker:
             {"local": self.local, "rate": self.rate, "target": self.target}[kind](*rest)
 
 
+def processor_seconds() -> float:
+    """Of all programs on all processors, and what the machine's host took away; interrupts, so packets, apart."""
+    user, nice, system, _, _, _, _, stolen, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    return sum(map(int, (user, nice, system, stolen))) / os.sysconf("SC_CLK_TCK")
+
+
+def quiet(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [block for block in blocks if block["others"] < LOUD]
+
+
+def enough(blocks: list[dict[str, Any]], repeats: int) -> bool:
+    return len(quiet(blocks)) >= repeats
+
+
 def summary(blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the blocks, and the seconds of each."""
+    """Medians over the blocks during which other programs were quiet (over all, if there are none), and each block."""
+    taken = quiet(blocks) or blocks
     return {
-        **{name: statistics.median(block[name] for block in blocks) for name in blocks[0]},
-        "blocks": [round(block["seconds"], 6) for block in blocks],
+        **{name: statistics.median(block[name] for block in taken) for name in blocks[0]},
+        "blocks": [[round(block["seconds"], 6), round(block["others"], 2)] for block in blocks],
     }
 
 
