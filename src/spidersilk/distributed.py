@@ -76,7 +76,7 @@ class Alone:
         """Look at what is around the parameters, before the first step."""
 
     def share(self, anchor: Any, samples: int | None) -> Share:
-        portion = _portion_of(anchor)
+        portion = portion_of(anchor)
         if portion is not None and portion.samples != portion.total:
             raise ValueError(
                 f"the loader gives this process {portion.samples} of a batch's {portion.total} samples, and the "
@@ -125,7 +125,7 @@ class Workers(Alone):
         if generator is not None:
             return own
         word = torch.tensor([own], dtype=torch.int64, device=self.device)
-        with self._answering("the exchange of seeds"):
+        with self.answering("the exchange of seeds"):
             dist.broadcast(word, group=self.group, group_src=0)
         self.traffic.control += 8
         return int(word)
@@ -134,7 +134,7 @@ class Workers(Alone):
         self._wrappers = Wrappers(params)
 
     def share(self, anchor: Any, samples: int | None) -> Share:
-        portion = _portion_of(anchor)
+        portion = portion_of(anchor)
         if portion is None:
             return Share(1 / self.world, None if samples is None else samples * self.world, True)
         return Share(portion.samples / portion.total, None if samples is None else portion.total, portion.even)
@@ -145,7 +145,7 @@ class Workers(Alone):
         # Of an anchor in pieces, or of unequal shares, the sum over ranks is taken once, at the end.
         if self._wrappers.reduces and marker.first and marker.last and share.even:
             calls = self._wrappers.called
-            with self._answering("the all-reduce of an anchor by DistributedDataParallel"):
+            with self.answering("the all-reduce of an anchor by DistributedDataParallel"):
                 loss = evaluate()
             self._averaged = self._wrappers.called > calls
             return loss, 1.0 if self._averaged else share.weight
@@ -161,12 +161,16 @@ class Workers(Alone):
         assert self._wrappers is not None
         with self._wrappers.silent():
             evaluated = evaluate()
-        values = [x for x in evaluated.values if x.numel()]
+        self.average(evaluated.values, share)
+        return evaluated
+
+    def average(self, values: Sequence[Tensor], share: Share) -> None:
+        """In place, each rank by its share."""
+        values = [x for x in values if x.numel()]
         for x in values:
             x.mul_(share.weight)
         self.traffic.small_steps += sum(x.numel() * x.element_size() for x in values)
         self._sum(values, "the all-reduce of a small step")
-        return evaluated
 
     def mean(self, value: Tensor | float, share: Share) -> Tensor:
         told = torch.as_tensor(value, dtype=torch.float64).to(self.device).reshape(1) * share.weight
@@ -179,7 +183,7 @@ class Workers(Alone):
         words = [torch.as_tensor(fact.value, dtype=torch.int64).to(self.device) for fact in held]
         mine = torch.stack(words)
         told = [torch.empty_like(mine) for _ in range(self.world)]
-        with self._answering("the check that ranks agree"):
+        with self.answering("the check that ranks agree"):
             dist.all_gather(told, mine, group=self.group)
         self.traffic.control += mine.numel() * 8
         compare(held, torch.stack(told).tolist())
@@ -192,14 +196,14 @@ class Workers(Alone):
             )
 
     def _sum(self, tensors: Sequence[Tensor], what: str) -> None:
-        with self._answering(what):
+        with self.answering(what):
             works = [dist.all_reduce(t, group=self.group, async_op=True) for t in tensors]
             for work in works:
                 assert work is not None
                 work.wait()
 
     @contextmanager
-    def _answering(self, what: str) -> Iterator[None]:
+    def answering(self, what: str) -> Iterator[None]:
         """Say what it means if a collective fails: torch's message is of sockets."""
         try:
             yield
@@ -228,7 +232,8 @@ def _is_of_the_network(error: RuntimeError) -> bool:
     return any(sign in text for sign in _SIGNS)
 
 
-def _portion_of(anchor: Any) -> Portion | None:
+def portion_of(anchor: Any) -> Portion | None:
+    """This rank's part of a batch, where what the loader said of it has one."""
     return anchor if isinstance(anchor, Portion) else getattr(anchor, "portion", None)
 
 
@@ -253,7 +258,7 @@ def broadcast(model: nn.Module, process_group: Group = "world") -> None:
     """Make the parameters and buffers of `model` on every rank those of rank 0."""
     workers = as_workers(process_group)
     if isinstance(workers, Workers):
-        with torch.no_grad(), workers._answering("the broadcast of a model"):
+        with torch.no_grad(), workers.answering("the broadcast of a model"):
             for tensor in [*model.parameters(), *model.buffers()]:
                 held = tensor.contiguous()
                 dist.broadcast(held, group=workers.group, group_src=0)

@@ -130,6 +130,10 @@ class AnchorLoader:
         assert self.loops is not None
         return self.loops * (len(self._pieces()) + self.inner_length.mean - 1)
 
+    def split_over(self, process_group: Group) -> None:
+        """Split batches over these ranks from now on; what `process_group=` does."""
+        self._workers = as_workers(process_group)
+
     def state_dict(self) -> dict[str, Any]:
         return {"seed": self._seed, "position": self._position._asdict(), "settings": self._settings()}
 

@@ -16,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spidersilk.lab import batch, demo, inspecting, optimizers, report, reproduce
+from spidersilk.distributed import DisagreementError, WorkerLostError
+from spidersilk.lab import batch, demo, inspecting, optimizers, parallel, report, reproduce
 from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.files import DataError
 from spidersilk.lab.runner import RunError
@@ -88,6 +89,8 @@ def run_command(
     made = replace(made, **{name: True for name, wanted in flags.items() if wanted})
     if data_dir is not None:
         made = replace(made, data_dir=str(data_dir))
+    if jobs > 1 and parallel.team().world > 1:
+        raise ValueError(f"--jobs {jobs} under torchrun: its ranks train one run after the other, so leave it out")
     configs = _with_seeds([made], seeds)
     summaries = batch.run_all(configs, out, jobs=jobs, resume=resume, console=console)
     _table(configs, summaries)
@@ -345,10 +348,14 @@ def _command() -> str:
 def main() -> None:
     """Run the command; what a user can mend is one line, not a traceback."""
     try:
+        parallel.check_command()
+        console.quiet = not parallel.team().writes
         app()
-    except (ValueError, DataError, RunError, OSError) as error:
+    except (ValueError, DataError, RunError, OSError, DisagreementError, WorkerLostError) as error:
         Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
+    finally:
+        parallel.leave()
 
 
 if __name__ == "__main__":

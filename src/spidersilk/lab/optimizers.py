@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import spidersilk as silk
+from spidersilk.lab.parallel import team
 from spidersilk.lab.tasks import nearest
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _reduced(about: str, kind: Any, sparse: bool = True, **own: Any) -> Method:
     """`own` may fix k1 or k2."""
 
     def make(params: Params, config: RunConfig, generator: torch.Generator) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {"generator": generator, "max_norm": config.max_norm}
+        options: dict[str, Any] = {"generator": generator, "max_norm": config.max_norm, "process_group": team().group}
         if sparse:
             options |= {"memory_decay": config.memory_decay}
             options |= {k: getattr(config, k) for k in ("k1", "k2", "groups") if getattr(config, k) is not None}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,8 @@ from torch import Tensor
 import spidersilk as silk
 from spidersilk.lab import optimizers
 from spidersilk.lab.config import RunConfig, from_yaml
+from spidersilk.lab.machine import machine, revision, versions
+from spidersilk.lab.parallel import team
 from spidersilk.lab.tasks import Task, find
 from spidersilk.planner import theorem_2_inner_steps
 from spidersilk.schedule import Adaptive, as_inner_length
@@ -61,7 +61,7 @@ def run(
 
 class Run:
     def __init__(self, config: RunConfig, folder: Path):
-        self.config, self.folder = config, folder
+        self.config, self.folder, self.team = config, folder, team()
         self.meters = _Meters()
         self.memory: list[Tensor] = []  # where the config asks for it
         self.noted: dict[str, tuple[float, int]] = {}  # sums and counts of measures since the last line of metrics
@@ -70,17 +70,14 @@ class Run:
     # The whole run.
 
     def go(self, resume: bool, report: Callable[[Progress], None]) -> dict[str, Any]:
-        summary = self.folder / "summary.json"
-        if resume and summary.is_file():
-            told = json.loads(summary.read_text())
-            if told["status"] in FINISHED:
-                return told
-        self._open_folder(resume)
-        self._build()
         checkpoint = self.folder / "checkpoint.pt"
-        if resume and checkpoint.is_file():
+        done, resumes = self.team.from_first(lambda: (self._open_folder(resume), resume and checkpoint.is_file()))
+        if done is not None:
+            return done
+        self._build()
+        if resumes:
             self._load(checkpoint)
-        else:
+        elif self.team.writes:
             (self.folder / "metrics.jsonl").write_bytes(b"")
         self._tensorboard = self._open_tensorboard()
         status, reason = "finished", ""
@@ -88,14 +85,23 @@ class Run:
             self._train(report)
         except silk.DivergenceError as error:
             status, reason = "diverged", str(error)
-        told = self._summary(status, reason)
-        write_atomically(summary, json.dumps(told, indent=1).encode() + b"\n")
-        checkpoint.unlink(missing_ok=True)
         if self._tensorboard is not None:
             self._tensorboard.close()
+        return self.team.from_first(lambda: self._finish(status, reason))
+
+    def _finish(self, status: str, reason: str) -> dict[str, Any]:
+        told = self._summary(status, reason)
+        write_atomically(self.folder / "summary.json", json.dumps(told, indent=1).encode() + b"\n")
+        (self.folder / "checkpoint.pt").unlink(missing_ok=True)
         return told
 
-    def _open_folder(self, resume: bool) -> None:
+    def _open_folder(self, resume: bool) -> dict[str, Any] | None:
+        """Make it, or see that it holds this run; the summary comes back if the run is over."""
+        summary = self.folder / "summary.json"
+        if resume and summary.is_file():
+            told = json.loads(summary.read_text())
+            if told["status"] in FINISHED:
+                return told
         self.folder.mkdir(parents=True, exist_ok=True)
         held = self.folder / "config.yaml"
         if held.is_file():
@@ -105,13 +111,12 @@ class Run:
                 raise RunError(f"{self.folder} holds a run with other settings (its config.yaml): give another name")
         else:
             write_atomically(held, self.config.to_yaml().encode())
+        return None
 
     def _build(self) -> None:
         config = self.config
         torch.manual_seed(config.seed)
-        self.device = torch.device(
-            ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-        )
+        self.device = self.team.device(config.device)
         self.task: Task = find(config.task)(config.options, config.data_dir, self.device)
         generator = torch.Generator().manual_seed(config.seed)
         params = list(self.task.model.parameters())
@@ -133,6 +138,7 @@ class Run:
             length = Adaptive(**config.adaptive)
         self.inner = int(length.mean) if math.isfinite(length.mean) else 10
         self.batches = self.task.batches(anchor, small, length, generator)  # pyright: ignore[reportArgumentType]
+        self.team.split(self.batches, config.task)
         self.line = None
         if config.inner_lr_end is not None and isinstance(self.optimizer, silk.VarianceReduced):
             assert config.lr is not None
@@ -168,7 +174,7 @@ class Run:
                 self._stop_clock()
                 self._track_memory()
                 self._start_clock()
-            if meters.updates % 20 == 1:
+            if meters.updates % 20 == 1 and self.team.writes:
                 self._stop_clock()
                 report(Progress(meters.queries / n, config.budget, float(loss), meters.seconds))
                 if meters.seconds - saved_at >= config.checkpoint_every:
@@ -226,9 +232,10 @@ class Run:
                 self.line.step()
         else:
             loss = closure()
+            size = self.team.average(self.task.model.parameters(), is_anchor, size)
             optimizer.step()
             self.meters.queries += size
-        self.meters.samples += size
+        self.meters.samples += self.team.total(is_anchor, size)
         self.task.stepped()
         return loss
 
@@ -257,6 +264,8 @@ class Run:
             **{name: total / count for name, (total, count) in self.noted.items()},
         }
         self.noted = {}
+        if not self.team.writes:
+            return
         with (self.folder / "metrics.jsonl").open("ab") as stream:
             stream.write(json.dumps(row).encode() + b"\n")
             stream.flush()
@@ -325,14 +334,14 @@ class Run:
         self.noted = {name: (total, count) for name, (total, count) in state["noted"].items()}
         for name, value in state["meters"].items():
             setattr(self.meters, name, value)
-        with (self.folder / "metrics.jsonl").open("r+b") as stream:
-            stream.truncate(self.meters.metrics_bytes)  # what was measured after the checkpoint will be measured again
+        if self.team.writes:  # what was measured after the checkpoint will be measured again
+            os.truncate(self.folder / "metrics.jsonl", self.meters.metrics_bytes)
         torch.set_rng_state(state["random"].cpu())
         if state["cuda_random"] is not None:
             torch.cuda.set_rng_state(state["cuda_random"].cpu(), self.device)
 
     def _open_tensorboard(self) -> Any:
-        if not self.config.tensorboard:
+        if not self.config.tensorboard or not self.team.writes:
             return None
         from torch.utils.tensorboard import SummaryWriter
 
@@ -351,6 +360,7 @@ class Run:
             "samples": self.task.samples,
             "inner_steps": self.inner,
             "anchors": getattr(self.optimizer, "anchors", 0),
+            "ranks": self.team.world,
             "last": json.loads(lines[-1]) if lines else {},
             "versions": versions(),
             "revision": revision(),
@@ -366,31 +376,3 @@ def write_atomically(path: Path, content: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(path)
-
-
-def versions() -> dict[str, str]:
-    return {"spidersilk": silk.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        cpu = platform.processor()
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {"cpu": cpu, "gpu": gpu, "threads": torch.get_num_threads(), "system": platform.system()}
-
-
-def revision() -> str:
-    """The git revision of the source, where it is a checkout; SPIDERSILK_REVISION tells it of a copy."""
-    if told := os.environ.get("SPIDERSILK_REVISION"):
-        return told
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return ""
-    return done.stdout.strip()

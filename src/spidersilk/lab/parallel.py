@@ -1,0 +1,95 @@
+"""The lab under torchrun: all ranks train, rank 0 alone writes. Without torchrun, one process that does both."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spidersilk.distributed import Workers, as_workers, portion_of
+from spidersilk.loader import AnchorLoader
+
+
+@cache
+def team() -> Team:
+    """Those that train together with this process; joins them at the first call."""
+    return Team()
+
+
+class Team:
+    def __init__(self) -> None:
+        self.group: Any = None
+        if dist.is_available() and dist.is_torchelastic_launched():
+            self.local_rank = int(os.environ["LOCAL_RANK"])
+            if torch.cuda.is_available():
+                torch.cuda.set_device(self.local_rank)
+            if not dist.is_initialized():
+                dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            self.group = dist.group.WORLD
+        self.workers = as_workers(self.group)
+        self.rank, self.world = self.workers.rank, self.workers.world
+        self.writes = self.rank == 0
+
+    def device(self, wanted: str) -> torch.device:
+        """A GPU for each rank of a machine."""
+        if wanted == "auto":
+            wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        if wanted == "cuda" and self.group is not None:
+            return torch.device("cuda", self.local_rank)
+        return torch.device(wanted)
+
+    def from_first(self, do: Callable[[], Any]) -> Any:
+        """Let rank 0 do something, and tell all what came of it; what it raises is raised by all."""
+        if not isinstance(self.workers, Workers):
+            return do()
+        told: list[Any] = [None, None]
+        if self.writes:
+            try:
+                told[0] = do()
+            except Exception as error:
+                told[1] = error
+        with self.workers.answering("the start or the end of a run"):
+            dist.broadcast_object_list(told, group=self.group, group_src=0)
+        if told[1] is not None:
+            raise told[1]
+        return told[0]
+
+    def split(self, batches: Any, task: str) -> None:
+        """Each rank takes its part of every batch."""
+        if self.world == 1:
+            return
+        if not isinstance(batches, AnchorLoader):
+            raise ValueError(
+                f"the task {task!r} cannot be split over ranks, as its batches follow each other: run it alone"
+            )
+        batches.split_over(self.group)
+
+    def total(self, is_anchor: Any, size: int) -> int:
+        """The samples of a batch on all ranks."""
+        portion = portion_of(is_anchor)
+        return size if portion is None else portion.total
+
+    def average(self, params: Iterable[Tensor], is_anchor: Any, size: int) -> int:
+        """The gradients of a plain optimizer, over ranks; returns the samples on all of them."""
+        if isinstance(self.workers, Workers):
+            gradients = [p.grad for p in params if p.grad is not None]
+            self.workers.average(gradients, self.workers.share(is_anchor, size))
+        return self.total(is_anchor, size)
+
+
+def check_command() -> None:
+    """Refuse what several processes would do at the same time in one folder."""
+    if team().world > 1 and sys.argv[1:2] != ["run"]:
+        raise ValueError("under torchrun there is `spidersilk run` alone: start other commands without it")
+
+
+def leave() -> None:
+    """Let go of the others at the end."""
+    if team().group is not None and dist.is_initialized():
+        dist.destroy_process_group()
