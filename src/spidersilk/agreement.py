@@ -106,6 +106,7 @@ def hash_of(value: Any) -> int:
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WIDTH = 1024
 _FACTOR = 0x9E3779B97F4A7C1
+_LAST = 0x2545F4914F6CDD1D
 
 
 def checksum_of(tensors: Sequence[Tensor]) -> Tensor | int:
@@ -117,14 +118,20 @@ def checksum_of(tensors: Sequence[Tensor]) -> Tensor | int:
 
 
 def checksum(x: Tensor) -> Tensor:
-    """Bits are summed along rows and along columns, each sum times an odd number of its own, in 64 bits."""
+    """Words of 64 bits are summed along rows and along columns, each sum times an odd number of its own, in 64 bits.
+
+    Whole words, as a sum of narrower ones would first make a copy of them all.
+    """
     bits = x.detach().reshape(-1).view(_BITS[x.element_size()])
-    whole = bits.numel() // _WIDTH * _WIDTH
-    table, tail = bits[:whole].view(-1, _WIDTH), bits[whole:].long()
-    rows = table.sum(1, dtype=torch.int64)
-    columns = table.sum(0, dtype=torch.int64)
-    columns[: tail.numel()] += tail * _FACTOR
-    return (rows * _odd(rows)).sum() + (columns * _odd(columns) * _FACTOR).sum()
+    share = 8 // x.element_size()  # of a word
+    whole = bits.numel() // (share * _WIDTH) * share * _WIDTH
+    head, tail = bits[:whole], bits[whole:].long()
+    if head.storage_offset() % share:
+        head = head.clone()  # a word cannot begin there
+    table = head.view(torch.int64).view(-1, _WIDTH)
+    rows, columns = table.sum(1), table.sum(0)
+    last = (tail * _odd(tail)).sum() * _LAST
+    return (rows * _odd(rows)).sum() + (columns * _odd(columns) * _FACTOR).sum() + last
 
 
 def _odd(like: Tensor) -> Tensor:
