@@ -7,8 +7,9 @@ python benchmarks/network.py --rates 1000 --workers 2 --repeats 1 --seeds 0     
 Workers are processes in network namespaces of their own, joined by a bridge, each link limited by tc on its way out.
 The model is an MLP of 11 million parameters on scikit-learn's digits, with 8 samples on each worker, so that the wire
 is what is measured. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD and SparseSVRG; in each round every
-method has its turn, and figures are medians over the rounds in which other programs left the processors alone. The cost
-model of spidersilk.scaling is fitted to plain messages and compared with the steps.
+method has its turn, and figures are medians over the rounds. A block of steps during which other programs used the
+processors is tried again, and of three the quietest counts. The cost model of spidersilk.scaling is fitted to plain
+messages and compared with the steps.
 
 A run that is broken off goes on where it was when it is started again with the same options.
 """
@@ -42,7 +43,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=10, help="updates of an outer loop, its anchor included")
     parser.add_argument("--repeats", type=int, default=3, help="rounds in which every method has its turn")
-    parser.add_argument("--patience", type=int, default=2, help="times as many rounds where other programs are loud")
+    parser.add_argument("--patience", type=float, default=5, help="seconds to wait for quiet processors at each block")
     parser.add_argument("--k", type=float, default=0.1, help="share of the coordinates that a small step sends")
     parser.add_argument("--batch", type=int, default=8, help="samples on each worker")
     parser.add_argument("--rank", type=int, default=4, help="of PowerSGD's factors")
@@ -66,7 +67,10 @@ def parts(given: argparse.Namespace, workers: int) -> list[list[Any]]:
     """What is to be measured with so many workers, in order."""
     if given.tune:
         return [["target", None, name, seed, lr] for seed in range(given.seeds) for name in METHODS for lr in GRID]
-    found: list[list[Any]] = [["local"], *(["rate", rate] for rate in given.rates)]
+    turns = range(given.repeats)
+    found: list[list[Any]] = [["passes"], *(["local", name, turn] for turn in turns for name in METHODS)]
+    for rate in given.rates:
+        found += [["messages", rate], *(["rate", rate, name, turn] for turn in turns for name in METHODS)]
     if workers == given.workers[0]:  # the arithmetic is that of so many samples: not compared across workers
         found += [
             ["target", given.target_rate, name, seed, TUNED[name]] for seed in range(given.seeds) for name in METHODS
@@ -116,10 +120,10 @@ def main() -> None:
         )
         shaped, given.save, given.rates = False, False, given.rates[-1:]
     settings = Settings(
-        given.width, given.batch, 5 * given.batch, given.k, given.steps, given.rank, given.repeats,
-        given.patience, given.target, given.max_steps, TUNED,
+        given.width, given.batch, 5 * given.batch, given.k, given.steps, given.rank, given.patience, given.target,
+        given.max_steps, TUNED,
     )  # fmt: skip
-    alike = asdict(settings) if not given.tune else asdict(replace(settings, repeats=0, patience=0, lr={}))
+    alike = asdict(replace(settings, patience=0, lr={} if given.tune else settings.lr))
     mark = hashlib.sha256(json.dumps([alike, shaped, given.tune]).encode()).hexdigest()[:10]
     partial = ROOT / "runs" / f"network-{mark}.jsonl"
     partial.parent.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from network_worker import METHODS, Settings, mlp
+from network_worker import METHODS, Settings, mlp, summary
 
 from spidersilk.scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
 
@@ -28,12 +28,12 @@ def figures(rows: list[Row], settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {"settings": asdict(settings) | {"d": d}, "workers": {}}
     for n in dict.fromkeys(row["part"][0] for row in rows):
         own = {tuple(row["part"][1:]): row["figures"] for row in rows if row["part"][0] == n}
-        local = own[("local",)]
+        local = rounds(own, "local") | {"passes": own[("passes",)]}
         steps = model(local, shapes, settings)
         entry: dict[str, Any] = {"local": local, "rates": {}}
-        for part, measured in own.items():
-            if part[0] == "rate":
-                entry["rates"][f"{part[1]:g}"] = at_rate(n, measured, steps, settings)
+        for rate in [part[1] for part in own if part[0] == "messages"]:
+            measured = {"messages": own[("messages", rate)], "methods": rounds(own, "rate", rate)}
+            entry["rates"][f"{rate:g}"] = at_rate(n, measured, steps, settings)
         targets = [(part, figure) for part, figure in own.items() if part[0] == "target"]
         if targets:
             entry["target"] = to_target(targets, entry["rates"], settings)
@@ -43,11 +43,21 @@ def figures(rows: list[Row], settings: Settings) -> dict[str, Any]:
     return found
 
 
+def rounds(own: dict[tuple[Any, ...], Any], *title: Any) -> dict[str, Any]:
+    """Of every method and kind of step, the median over rounds."""
+    found: dict[str, dict[str, list[Row]]] = {}
+    for part, kinds in own.items():
+        if part[: len(title)] == title:
+            for kind, block in kinds.items():
+                found.setdefault(part[len(title)], {}).setdefault(kind, []).append(block)
+    return {name: {kind: summary(blocks) for kind, blocks in kinds.items()} for name, kinds in found.items()}
+
+
 def model(local: dict[str, Any], shapes: list[tuple[int, ...]], settings: Settings) -> dict[str, Step]:
     """The steps of every method with the local times that were measured; nothing of them is fitted to a network."""
     d = sum(math.prod(shape) for shape in shapes)
     k = math.ceil(settings.k * d)
-    backward = local["parts"]["backward"]
+    backward = local["passes"]["backward"]
     return {
         "dense step": dense(d, local["dense"]["step"]["seconds"], hidden=backward),
         "PowerSGD step": power_sgd(shapes, settings.rank, local["PowerSGD"]["step"]["seconds"]),
@@ -83,6 +93,7 @@ def at_rate(n: int, measured: dict[str, Any], steps: dict[str, Step], settings: 
             "payload_ratio": round(entry["payload"] / step.sent(n), 4),
             "interface": round(entry["interface"]),
             "wire": round(entry["wire"]),
+            "others": round(max(others for _, others in entry["blocks"]), 2),
             **({"counted": round(2 * (n - 1) / n * entry["counted"])} if "counted" in entry else {}),
         }
     gathered = measured["messages"]["top_k"]
@@ -223,13 +234,13 @@ def tables(found: dict[str, Any]) -> str:
                 "",
                 f"{n} workers, {float(rate):g} Mbit/s (fitted {at['fitted']['mbit']:g} Mbit/s, "
                 f"{at['fitted']['latency_us']:g} us)",
-                "| step | ms | the model says | payload, MB | 2 (n-1)/n of what it should be | interface | frames |",
-                "|---|---|---|---|---|---|---|",
+                "| step | ms | the model says | payload, MB | of the model's | interface | frames | other programs |",
+                "|---|---|---|---|---|---|---|---|",
             ]
             lines += [
                 f"| {name} | {x['measured_ms']:.1f} | {x['predicted_ms']:.1f} ({x['ratio']:.2f}) | "
                 f"{x['payload'] / 1e6:.3f} | {x['payload_ratio']:.4f} | {x['interface'] / 1e6:.3f} | "
-                f"{x['wire'] / 1e6:.3f} |"
+                f"{x['wire'] / 1e6:.3f} | {x['others']:.2f} |"
                 for name, x in at["steps"].items()
             ]
             for name, x in at["against_dense"].items():
