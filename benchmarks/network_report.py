@@ -143,6 +143,7 @@ def to_target(targets: list[tuple[Any, Any]], rates: dict[str, Any], settings: S
             "steps": [sum(run["counts"].values()) for run in runs],
             "seconds": [round(run["seconds"], 2) for run in runs],
             "median_seconds": round(statistics.median(run["seconds"] for run in runs), 2),
+            "others": [round(run["others"], 2) for run in runs],
             "by_steps": {},
             "curves": [run["curve"] for run in runs],
         }

@@ -165,19 +165,15 @@ class Worker:
         start = time.perf_counter()
         steps()
         seconds = time.perf_counter() - start
-        used = torch.tensor([time.process_time() - own], dtype=torch.float64)
-        others = processor_seconds() - all_of_it
+        own, all_of_it = time.process_time() - own, processor_seconds() - all_of_it
         dist.barrier()  # behind it all that was sent has left this worker
         after = links.Counters.read(self.shaped).since(before)
-        dist.all_reduce(used)
-        told = torch.tensor([max(0.0, others - float(used)) / max(seconds, 0.05)], dtype=torch.float64)
-        dist.broadcast(told, 0)
         return {
             "seconds": seconds / count,
             "payload": after.payload / count,
             "interface": after.interface / count,
             "wire": after.wire / count,
-            "others": float(told),
+            "others": others(own, all_of_it, seconds),
         }
 
     def wait_for_quiet(self) -> None:
@@ -277,6 +273,8 @@ class Worker:
         self._made.clear()
         self.limit(mbit)
         method = Method(name, self.given, self.world, seed, lr)
+        self.wait_for_quiet()
+        began, own, all_of_it = time.perf_counter(), time.process_time(), processor_seconds()
         clock, counts, curve, reached = 0.0, dict.fromkeys(("step", "anchor", "small"), 0), [], False
         for t in range(self.given.max_steps):
             dist.barrier()
@@ -294,12 +292,23 @@ class Worker:
                     reached = float(told) <= self.given.target
                     break
         self.say(f"{name}, lr {lr:g}, seed {seed}: {sum(counts.values())} steps, {clock:.1f} s, loss {curve[-1][2]}")
-        figures = {"reached": reached, "seconds": clock, "counts": {k: v for k, v in counts.items() if v}}
-        self.put(["target", mbit, name, seed, lr], figures | {"curve": curve})
+        loud = others(time.process_time() - own, processor_seconds() - all_of_it, time.perf_counter() - began)
+        counted = {kind: count for kind, count in counts.items() if count}
+        figures = {"reached": reached, "seconds": clock, "counts": counted, "others": loud, "curve": curve}
+        self.put(["target", mbit, name, seed, lr], figures)
 
     def run(self, parts: list[list[Any]]) -> None:
         for kind, *rest in parts:
             getattr(self, kind)(*rest)
+
+
+def others(own: float, all_of_it: float, seconds: float) -> float:
+    """How many processors other programs used, by the processor seconds of each worker and of the whole machine."""
+    used = torch.tensor([own], dtype=torch.float64)
+    dist.all_reduce(used)
+    told = torch.tensor([max(0.0, all_of_it - float(used)) / max(seconds, 0.05)], dtype=torch.float64)
+    dist.broadcast(told, 0)
+    return float(told)
 
 
 def processor_seconds() -> float:
