@@ -270,6 +270,7 @@ class Worker:
 
     def target(self, mbit: float | None, name: str, seed: int, lr: float) -> None:
         """Train until the loss is at the target; only steps are on the clock."""
+        self.method(name, self.alone)  # what is compiled at a first step is compiled now
         self._made.clear()
         self.limit(mbit)
         method = Method(name, self.given, self.world, seed, lr)
