@@ -159,6 +159,7 @@ class Counters:
     interface: tx_bytes of the device, from /proc/net/dev (/sys would show the namespace that mounted it). A sender that
         leaves segmentation to the device hands over up to 64 kB with one header, and they are counted so.
     wire: the queue's own count, with the headers of each frame that a wire would see; `frames` of them.
+    On loopback there is one device for all workers and no queue: all are what it carried, headers included.
     """
 
     interface: int
@@ -171,7 +172,7 @@ class Counters:
         lines = (line.split(":", 1) for line in Path("/proc/net/dev").read_text().splitlines() if ":" in line)
         own = next(int(values.split()[8]) for name, values in lines if name.strip() == device)
         if not shaped:
-            return cls(own, 0, 0)
+            return cls(own, own, 0)
         queue: dict[str, Any] = json.loads(command("tc", "-s", "-j", "qdisc", "show", "dev", device))[0]
         if queue.get("drops"):
             raise RuntimeError(f"the queue has dropped {queue['drops']} frames: its times are not of a clean link")

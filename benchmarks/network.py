@@ -55,6 +55,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="only count steps to the target, for a grid of step sizes")
     parser.add_argument("--fresh", action="store_true", help="forget what a broken-off run had measured")
     parser.add_argument("--save", action="store_true", help="write results/network.json and .png")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder that --save writes to")
     given = parser.parse_args()
     if min(given.workers) < 2 or max(given.workers) > 200:
         parser.error(f"--workers {given.workers}: there must be at least 2, and at most 200")
@@ -138,9 +139,9 @@ def main() -> None:
         figures, name = report.figures(rows, settings), "network"
         print(report.tables(figures))
     if given.save:
-        print(save(name, list(range(given.seeds)), figures))
+        print(save(name, list(range(given.seeds)), figures, given.to))
         if not given.tune:
-            report.plot(figures, RESULTS / "network.png")
+            report.plot(figures, given.to / "network.png")
     partial.unlink()
 
 

@@ -168,11 +168,12 @@ class Worker:
         own, all_of_it = time.process_time() - own, processor_seconds() - all_of_it
         dist.barrier()  # behind it all that was sent has left this worker
         after = links.Counters.read(self.shaped).since(before)
+        sharing = count if self.shaped else count * self.n  # loopback is one device for all
         return {
             "seconds": seconds / count,
-            "payload": after.payload / count,
-            "interface": after.interface / count,
-            "wire": after.wire / count,
+            "payload": after.payload / sharing,
+            "interface": after.interface / sharing,
+            "wire": after.wire / sharing,
             "others": others(own, all_of_it, seconds),
         }
 
