@@ -187,6 +187,39 @@ def ddp_beside_the_point(group: Any) -> float:
     return float((training.go(20) - alone).abs().max())
 
 
+def ddp_over_others(group: Any) -> float:
+    """The wrapper averages over another group than the optimizer, which is that of this rank alone."""
+    alone = trajectory(None, "SparseSVRG", 20, anchor_batch_size=40, batch_size=8)[0]
+    rank = dist.get_rank(group)
+    own = dist.new_group([rank], use_local_synchronization=True)
+    training = Training(own, anchor_batch_size=40, batch_size=8)
+    if rank == 1:
+        training.x.mul_(2)  # which must not be felt on rank 0
+    training.called = nn.parallel.DistributedDataParallel(training.model, process_group=group)
+    return float((training.go(20) - alone).abs().max())
+
+
+def in_small_buckets(group: Any) -> float:
+    alone = trajectory(None, "SparseSVRG", 20)[0]
+    silk.distributed.BUCKET = 7
+    try:
+        return float((trajectory(group, "SparseSVRG", 20)[0] - alone).abs().max())
+    finally:
+        silk.distributed.BUCKET = 1 << 23
+
+
+def run_code(group: Any, text: str) -> Tensor:
+    """Code of the docs, on ranks that have joined already."""
+    joins = silk.distributed.join
+    silk.distributed.join = lambda: torch.device("cpu")
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(text, "docs", "exec"), names)
+    finally:
+        silk.distributed.join = joins
+    return torch.cat([p.detach().reshape(-1) for p in names["model"].parameters()])
+
+
 def ddp_with_buffers(group: Any, batch_size: int) -> list[Tensor]:
     """BatchNorm under DistributedDataParallel, with batches of fewer samples than ranks."""
     torch.manual_seed(0)

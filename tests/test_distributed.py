@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import parallel
 import pytest
@@ -65,6 +68,35 @@ def test_however_batches_come(pool: Pool, name: str) -> None:
         assert counted == queries
 
 
+@pytest.mark.parametrize("by_dataloader", [False, True])
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_the_parts_of_a_batch_make_it_up(world: int, by_dataloader: bool) -> None:
+    """Each sample on one rank; where there are fewer samples than ranks, one that counts nothing stands in."""
+    x = torch.arange(50)
+    samples = list(x) if by_dataloader else x
+
+    def loader() -> silk.AnchorLoader:
+        return silk.AnchorLoader(
+            samples, 23, 4, 3, micro_batch_size=10, loops=4, generator=torch.Generator().manual_seed(0)
+        )
+
+    split = [loader() for _ in range(world)]
+    for rank, part in enumerate(split):
+        part._workers = SimpleNamespace(rank=rank, world=world, verify=lambda _: None)
+    for (batch, is_anchor), *parts in zip(loader(), *split, strict=True):
+        markers = [marker for _, marker in parts]
+        portions = [marker.portion if is_anchor else marker for marker in markers]
+        assert all(bool(marker) == bool(is_anchor) for marker in markers)
+        assert {p.total for p in portions} == {len(batch)}
+        assert {p.even for p in portions} == {len(batch) % world == 0}
+        assert max(p.samples for p in portions) - min(p.samples for p in portions) <= 1
+        assert all(len(values) == max(1, p.samples) for (values, _), p in zip(parts, portions, strict=True))
+        assert all(value in batch for values, _ in parts for value in values)
+        counted = [values[: p.samples] for (values, _), p in zip(parts, portions, strict=True)]
+        assert torch.equal(torch.cat(counted), batch)
+    assert len({str(part.state_dict()) for part in split}) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ranks_hold_the_same_bits(pool: Pool, dtype: torch.dtype) -> None:
     first, *others = pool.run(trajectory, "torch", 30, dtype=dtype)
@@ -79,6 +111,23 @@ def test_ddp_averages_anchors_whose_shares_are_equal_and_nobody_does_it_again(po
 
 def test_a_wrapper_that_the_closure_does_not_call(pool: Pool) -> None:
     assert max(pool.run(parallel.ddp_beside_the_point, ranks=2)) < 1e-6
+
+
+def test_a_wrapper_over_other_ranks_is_kept_silent(pool: Pool) -> None:
+    first, second = pool.run(parallel.ddp_over_others, ranks=2)
+    assert first < 1e-6
+    assert second > 1e-3
+
+
+def test_anchors_go_in_buckets(pool: Pool) -> None:
+    assert max(pool.run(parallel.in_small_buckets, ranks=2)) < 1e-6
+
+
+def test_the_code_of_the_docs_runs(pool: Pool) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "distributed.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    first, *others = pool.run(parallel.run_code, "\n".join(blocks))
+    assert all(torch.equal(x, first) for x in others)
 
 
 @pytest.mark.parametrize("batch_size", [8, 3])

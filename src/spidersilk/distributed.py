@@ -6,9 +6,11 @@ no indices. An anchor all-reduces all of v. docs/distributed.md says how to use 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ from spidersilk.schedule import Anchor, Portion
 from spidersilk.streams import fresh_seed
 from spidersilk.wrappers import Wrappers
 
-__all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast"]
+__all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast", "join"]
 
 Group = Any  # a ProcessGroup, "world", or None
 BUCKET = 1 << 23  # entries of v that go in one all-reduce of an anchor
@@ -131,7 +133,7 @@ class Workers(Alone):
         return int(word)
 
     def attach(self, params: Sequence[Tensor]) -> None:
-        self._wrappers = Wrappers(params)
+        self._wrappers = Wrappers(params, self.group)
 
     def share(self, anchor: Any, samples: int | None) -> Share:
         portion = portion_of(anchor)
@@ -252,6 +254,30 @@ def as_workers(process_group: Group) -> Alone:
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"process_group = {process_group!r} must be a ProcessGroup, 'world', or None")
     return Workers(group)
+
+
+def join(timeout: timedelta | None = None) -> torch.device:
+    """Join the processes that torchrun started: by NCCL with a GPU for each, else by gloo. Returns this one's device.
+
+    It is `init_process_group`, but works after a restart too: torchrun's workers share the store of its agent, where
+    they would find the addresses of those that were there before (pytorch issue 135712).
+    """
+    told = [int(os.environ.get(n, 0)) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    rank, world, local_rank, local_world = told
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if attempt and shared and local_world == world:  # on one machine, all know the same attempt
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        agents = dist.TCPStore(address, port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+        store = dist.PrefixStore(f"attempt {attempt}", agents)  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(backend, store=store, timeout=timeout, rank=rank, world_size=world)
+    else:
+        dist.init_process_group(backend, timeout=timeout)
+    return device
 
 
 def broadcast(model: nn.Module, process_group: Group = "world") -> None:

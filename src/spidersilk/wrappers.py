@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,10 +32,10 @@ def _shards(module: nn.Module) -> bool:
 class Wrappers:
     """The DistributedDataParallel modules around `params`, found among the live objects.
 
-    `reduces`: whether one of them averages the gradients of all `params`. `called` counts calls of it.
+    `reduces`: whether one of them averages the gradients of all `params` over `group`. `called` counts calls of it.
     """
 
-    def __init__(self, params: Sequence[Tensor]):
+    def __init__(self, params: Sequence[Tensor], group: Any):
         around = modules_around(params)
         if any(_shards(module) for module in around):  # with use_orig_params=True, parameters look like plain ones
             raise ValueError(_SHARDED)
@@ -44,7 +45,8 @@ class Wrappers:
         if len(self.found) == 1:
             ignored = self.found[0].parameters_to_ignore
             inside = {id(p) for name, p in self.found[0].module.named_parameters() if name not in ignored}
-            self.reduces = all(id(p) in inside for p in params)
+            same = dist.get_process_group_ranks(self.found[0].process_group) == dist.get_process_group_ranks(group)
+            self.reduces = same and all(id(p) in inside for p in params)
             self.found[0].register_forward_pre_hook(self._note)
 
     def _note(self, _module: nn.Module, _args: Any) -> None:

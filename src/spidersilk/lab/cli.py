@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from spidersilk.distributed import DisagreementError, WorkerLostError
@@ -352,7 +353,7 @@ def main() -> None:
         console.quiet = not parallel.team().writes
         app()
     except (ValueError, DataError, RunError, OSError, DisagreementError, WorkerLostError) as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     finally:
         parallel.leave()

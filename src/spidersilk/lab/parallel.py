@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spidersilk.distributed import Workers, as_workers, portion_of
+from spidersilk.distributed import Workers, as_workers, join, portion_of
 from spidersilk.loader import AnchorLoader
 
 
@@ -26,11 +25,7 @@ class Team:
     def __init__(self) -> None:
         self.group: Any = None
         if dist.is_available() and dist.is_torchelastic_launched():
-            self.local_rank = int(os.environ["LOCAL_RANK"])
-            if torch.cuda.is_available():
-                torch.cuda.set_device(self.local_rank)
-            if not dist.is_initialized():
-                dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            self.own_device = join()
             self.group = dist.group.WORLD
         self.workers = as_workers(self.group)
         self.rank, self.world = self.workers.rank, self.workers.world
@@ -38,11 +33,11 @@ class Team:
 
     def device(self, wanted: str) -> torch.device:
         """A GPU for each rank of a machine."""
-        if wanted == "auto":
-            wanted = "cuda" if torch.cuda.is_available() else "cpu"
-        if wanted == "cuda" and self.group is not None:
-            return torch.device("cuda", self.local_rank)
-        return torch.device(wanted)
+        if self.group is not None and wanted in ("auto", self.own_device.type):
+            return self.own_device
+        if self.group is not None:
+            raise ValueError(f"device = {wanted!r} under torchrun: its ranks have {self.own_device}, so leave it out")
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
 
     def from_first(self, do: Callable[[], Any]) -> Any:
         """Let rank 0 do something, and tell all what came of it; what it raises is raised by all."""
