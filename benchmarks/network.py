@@ -8,7 +8,7 @@ Workers are processes in network namespaces of their own, joined by a bridge, ea
 The model is an MLP of 11 million parameters on scikit-learn's digits, with 8 samples on each worker, so that the wire
 is what is measured. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD and SparseSVRG; in each round every
 method has its turn, and figures are medians over the rounds. A block of steps during which other programs used the
-processors is tried again, and of three the quietest counts. The cost model of spidersilk.scaling is fitted to plain
+processors is tried again, and the quieter attempt counts. The cost model of spidersilk.scaling is fitted to plain
 messages and compared with the steps.
 
 A run that is broken off goes on where it was when it is started again with the same options.

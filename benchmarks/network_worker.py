@@ -198,13 +198,13 @@ class Worker:
         return self._made[key]
 
     def blocks(self, method: Method) -> dict[str, Any]:
-        """A block of each kind of step; of three attempts, the one during which other programs did least."""
+        """A block of each kind of step; of two attempts, the one during which other programs did least."""
         if method.kind(0) == "step":
             turns = {"step": range(1, 3 if method.name == "dense" else self.given.m)}
         else:
             turns = {"anchor": range(1), "small": range(1, self.given.m)}
         best: dict[str, Any] = {}
-        for _ in range(3):
+        for _ in range(2):
             self.wait_for_quiet()
             found = {}
             for kind, numbers in turns.items():
