@@ -314,9 +314,10 @@ def others(own: float, all_of_it: float, seconds: float) -> float:
 
 
 def processor_seconds() -> float:
-    """Of all programs on all processors, and what the machine's host took away; interrupts, so packets, apart."""
-    user, nice, system, _, _, _, _, stolen, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    return sum(map(int, (user, nice, system, stolen))) / os.sysconf("SC_CLK_TCK")
+    """Of all programs, and what the machine's host took away. Programs of lower priority give way, and packets are
+    handled in interrupts: both are left out."""
+    user, _, system, _, _, _, _, stolen, *_ = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    return sum(map(int, (user, system, stolen))) / os.sysconf("SC_CLK_TCK")
 
 
 def summary(blocks: list[dict[str, Any]]) -> dict[str, Any]:
