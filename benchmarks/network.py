@@ -6,10 +6,10 @@ python benchmarks/network.py --rates 1000 --workers 2 --repeats 1 --seeds 0     
 
 Workers are processes in network namespaces of their own, joined by a bridge, each link limited by tc on its way out.
 The model is an MLP of 11 million parameters on scikit-learn's digits, with 8 samples on each worker, so that the wire
-is what is measured. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD and SparseSVRG; in each round every
-method has its turn, and figures are medians over the rounds. A block of steps during which other programs used the
-processors is tried again, and the quieter attempt counts. The cost model of spidersilk.scaling is fitted to plain
-messages and compared with the steps.
+is what is measured. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD (of entries, and of whole rows) and
+SparseSVRG. In each round every method has its turn, and figures are medians over the rounds; a block of steps during
+which other programs used the processors is tried again, and the quieter attempt counts. The cost model of
+spidersilk.scaling is fitted to plain messages and compared with the steps.
 
 A run that is broken off goes on where it was when it is started again with the same options.
 """
@@ -31,7 +31,13 @@ import network_report as report
 from network_worker import METHODS, Settings
 from record import RESULTS, ROOT, save
 
-TUNED = {"dense": 0.2, "PowerSGD": 0.2, "SparseSGD": 0.4, "SparseSVRG": 0.2}  # results/network_tuning.json
+TUNED = {
+    "dense": 0.2,
+    "PowerSGD": 0.2,
+    "SparseSGD": 0.4,
+    "SparseSGD-rows": 0.4,
+    "SparseSVRG": 0.2,
+}  # results/network_tuning.json
 GRID = (0.1, 0.2, 0.4)
 
 

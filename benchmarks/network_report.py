@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from network_worker import METHODS, Settings, mlp, summary
+from network_worker import METHODS, OURS, Settings, mlp, summary
 
 from spidersilk.scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
 
@@ -18,6 +18,7 @@ LABELS = {
     "dense": "dense DDP",
     "PowerSGD": "DDP with PowerSGD",
     "SparseSGD": "SparseSGD",
+    "SparseSGD-rows": "SparseSGD, rows",
     "SparseSVRG": "SparseSVRG",
 }
 
@@ -57,12 +58,13 @@ def model(local: dict[str, Any], shapes: list[tuple[int, ...]], settings: Settin
     """The steps of every method with the local times that were measured; nothing of them is fitted to a network."""
     d = sum(math.prod(shape) for shape in shapes)
     k = math.ceil(settings.k * d)
+    rows = round(local["SparseSGD-rows"]["small"]["counted"] / 4)  # rows differ in length
     backward = local["passes"]["backward"]
     return {
         "dense step": dense(d, local["dense"]["step"]["seconds"], hidden=backward),
         "PowerSGD step": power_sgd(shapes, settings.rank, local["PowerSGD"]["step"]["seconds"]),
-        **{f"{name} anchor": dense(d, local[name]["anchor"]["seconds"]) for name in ("SparseSGD", "SparseSVRG")},
-        **{f"{name} small": small(k, local[name]["small"]["seconds"]) for name in ("SparseSGD", "SparseSVRG")},
+        **{f"{name} anchor": dense(d, local[name]["anchor"]["seconds"]) for name in OURS},
+        **{f"{name} small": small(rows if "rows" in name else k, local[name]["small"]["seconds"]) for name in OURS},
     }
 
 
@@ -99,7 +101,7 @@ def at_rate(n: int, measured: dict[str, Any], steps: dict[str, Step], settings: 
     gathered = measured["messages"]["top_k"]
     loops = {}
     base = measured["methods"]["dense"]["step"]
-    for name in ("SparseSGD", "SparseSVRG"):
+    for name in OURS:
         kinds, m = measured["methods"][name], settings.m
         mean = {x: (kinds["anchor"][x] + (m - 1) * kinds["small"][x]) / m for x in ("seconds", "payload", "wire")}
         loops[name] = {
@@ -184,6 +186,7 @@ def outlook(steps: dict[str, Step], settings: Settings) -> dict[str, Any]:
     mlp_methods: dict[str, Step | Loop] = {
         "dense": steps["dense step"],
         "SparseSGD": Loop(steps["SparseSGD anchor"], steps["SparseSGD small"], settings.m),
+        "SparseSGD-rows": Loop(steps["SparseSGD-rows anchor"], steps["SparseSGD-rows small"], settings.m),
         "top-k all-gather": Step(steps["SparseSGD small"].local, gathered=(2 * steps["SparseSGD small"].reduced[0],)),
         "PowerSGD": steps["PowerSGD step"],
     }
@@ -277,6 +280,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
         "dense step": ("dense DDP", "black"),
         "SparseSGD anchor": ("SparseSGD, anchor", "tab:cyan"),
         "SparseSGD small": ("SparseSGD, small step", "tab:blue"),
+        "SparseSGD-rows small": ("SparseSGD of rows, small step", "tab:purple"),
         "SparseSVRG small": ("SparseSVRG, small step", "tab:green"),
         "PowerSGD step": (f"PowerSGD, rank {found['settings']['rank']}", "tab:red"),
     }
@@ -288,7 +292,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     axes[0][0].set_title(f"{n} workers, d = 11 M; points measured, lines the model", fontsize=10)
     axes[0][0].legend(fontsize=8)
     if "target" in entry:
-        for name, colour in zip(METHODS, ("black", "tab:red", "tab:blue", "tab:green"), strict=True):
+        for name, colour in zip(METHODS, ("black", "tab:red", "tab:blue", "tab:purple", "tab:green"), strict=True):
             seconds = [entry["target"][name]["by_steps"][rate] for rate in rates]
             axes[0][1].plot(x, seconds, "o-", color=colour, label=LABELS[name])
         axes[0][1].set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="seconds")

@@ -48,7 +48,8 @@ class Settings:
     lr: dict[str, float]  # of each method
 
 
-METHODS = ("dense", "PowerSGD", "SparseSGD", "SparseSVRG")
+METHODS = ("dense", "PowerSGD", "SparseSGD", "SparseSGD-rows", "SparseSVRG")
+OURS = METHODS[2:]
 
 
 def mlp(width: int) -> nn.Sequential:
@@ -86,8 +87,11 @@ class Method:
         else:
             self.wrapped = self.model
             seeded = torch.Generator().manual_seed(seed)
-            if name == "SparseSGD":
-                self.optimizer = silk.SparseSGD(self.params, lr, k1=given.k, generator=seeded, process_group=group)
+            if name != "SparseSVRG":
+                groups = "rows" if name == "SparseSGD-rows" else None
+                self.optimizer = silk.SparseSGD(
+                    self.params, lr, given.k, groups=groups, generator=seeded, process_group=group
+                )
             else:
                 half = given.k / 2
                 self.optimizer = silk.SparseSVRG(self.params, lr, half, half, generator=seeded, process_group=group)
