@@ -61,6 +61,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="only count steps to the target, for a grid of step sizes")
     parser.add_argument("--fresh", action="store_true", help="forget what a broken-off run had measured")
     parser.add_argument("--save", action="store_true", help="write results/network.json and .png")
+    parser.add_argument("--name", default="network", help="of the files that --save writes")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder that --save writes to")
     given = parser.parse_args()
     if min(given.workers) < 2 or max(given.workers) > 200:
@@ -142,12 +143,12 @@ def main() -> None:
     if given.tune:
         figures, name = report.tuning(rows, settings), "network_tuning"
     else:
-        figures, name = report.figures(rows, settings), "network"
+        figures, name = report.figures(rows, settings), given.name
         print(report.tables(figures))
     if given.save:
         print(save(name, list(range(given.seeds)), figures, given.to))
         if not given.tune:
-            report.plot(figures, given.to / "network.png")
+            report.plot(figures, given.to / f"{name}.png")
     partial.unlink()
 
 
