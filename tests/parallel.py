@@ -183,8 +183,10 @@ def ddp_beside_the_point(group: Any) -> float:
     """A wrapper is there, and the closure calls the module in it: nobody but us averages."""
     alone = trajectory(None, "SparseSVRG", 20, anchor_batch_size=40, batch_size=8)[0]
     training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
-    training.called = training.model
-    return float((training.go(20) - alone).abs().max())
+    wrapper, training.called = training.called, training.model
+    off = float((training.go(20) - alone).abs().max())
+    assert training.optimizer._workers._wrappers.found == [wrapper]
+    return off
 
 
 def ddp_over_others(group: Any) -> float:
@@ -420,21 +422,23 @@ def unequal_own_batches(group: Any) -> tuple[str, str]:
 
 
 def sharded(group: Any) -> list[str]:
-    """What is said of models under both forms of FSDP."""
+    """What is said of models under both forms of FSDP, by optimizers with a group and without."""
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    mesh = DeviceMesh.from_group(group, "cpu")
-    two = nn.Linear(8, 8)
-    fully_shard(two, mesh=mesh)
-    flat = nn.Parameter(torch.zeros(8))
-    flat._is_flat_param = True  # what FSDP1 marks its FlatParameter with
+    second = nn.Linear(8, 8)
+    fully_shard(second, mesh=DeviceMesh.from_group(group, "cpu"))
+    options = {"process_group": group, "device_id": torch.device("cpu")}
+    first = FullyShardedDataParallel(nn.Linear(8, 8), **options)
+    looks_plain = FullyShardedDataParallel(nn.Linear(8, 8), use_orig_params=True, **options)
     told = []
-    for params in (two.parameters(), [flat]):
-        try:
-            silk.SparseSVRG(params, lr=0.1, process_group=group)
-        except ValueError as error:
-            told.append(str(error))
+    for model in (second, first, looks_plain):
+        for given in (group, None):
+            try:
+                optimizer = silk.SparseSVRG(model.parameters(), lr=0.1, process_group=given)
+                optimizer.step(lambda: torch.zeros(()), anchor=True)
+            except ValueError as error:
+                told.append(str(error))
     return told
 
 

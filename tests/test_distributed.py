@@ -73,7 +73,7 @@ def test_however_batches_come(pool: Pool, name: str) -> None:
 def test_the_parts_of_a_batch_make_it_up(world: int, by_dataloader: bool) -> None:
     """Each sample on one rank; where there are fewer samples than ranks, one that counts nothing stands in."""
     x = torch.arange(50)
-    samples = list(x) if by_dataloader else x
+    samples = x.tolist() if by_dataloader else x
 
     def loader() -> silk.AnchorLoader:
         return silk.AnchorLoader(
@@ -275,7 +275,7 @@ def test_a_value_that_is_not_finite_on_one_rank_stops_all_of_them(pool: Pool) ->
 
 def test_sharded_models_are_refused(pool: Pool) -> None:
     for told in pool.run(parallel.sharded, ranks=2):
-        assert len(told) == 2
+        assert len(told) == 6
         assert all("sharded by FSDP" in message for message in told)
 
 

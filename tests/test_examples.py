@@ -44,6 +44,14 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_data_parallel_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under torchrun: test_torchrun.py."""
+    accuracy = load(ROOT / "examples" / "ddp.py").main(epochs=10, samples=2000)
+    assert accuracy > 0.8  # the largest ring has 40 % of the points
+    assert "queries per sample" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
 def test_code_in_the_docs_runs(page: str) -> None:
     """Each page's Python blocks, in order, in one namespace."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from spidersilk.agreement import DisagreementError, Fact, compare
 from spidersilk.schedule import Anchor, Portion
 from spidersilk.streams import fresh_seed
-from spidersilk.wrappers import Wrappers
+from spidersilk.wrappers import Wrappers, refuse_sharding
 
 __all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast", "join"]
 
@@ -76,6 +76,8 @@ class Alone:
 
     def attach(self, params: Sequence[Tensor]) -> None:
         """Look at what is around the parameters, before the first step."""
+        if dist.is_available() and dist.is_initialized():
+            refuse_sharding(params)
 
     def share(self, anchor: Any, samples: int | None) -> Share:
         portion = portion_of(anchor)
@@ -146,10 +148,10 @@ class Workers(Alone):
         self._averaged = False
         # Of an anchor in pieces, or of unequal shares, the sum over ranks is taken once, at the end.
         if self._wrappers.reduces and marker.first and marker.last and share.even:
-            calls = self._wrappers.called
+            self._wrappers.watch()
             with self.answering("the all-reduce of an anchor by DistributedDataParallel"):
                 loss = evaluate()
-            self._averaged = self._wrappers.called > calls
+            self._averaged = self._wrappers.was_called()
             return loss, 1.0 if self._averaged else share.weight
         with self._wrappers.silent():
             return evaluate(), share.weight

@@ -25,32 +25,40 @@ def refuse_sharded(params: Sequence[Tensor]) -> None:
             raise ValueError(_SHARDED)
 
 
-def _shards(module: nn.Module) -> bool:
-    return any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__)  # without its slow import
+def refuse_sharding(params: Sequence[Tensor]) -> list[nn.Module]:
+    """FSDP1 with use_orig_params=True, whose parameters look like plain ones; the modules around them come back."""
+    around = modules_around(params)
+    for module in around:
+        if any(kind.__name__ == "FullyShardedDataParallel" for kind in type(module).__mro__):  # without its slow import
+            raise ValueError(_SHARDED)
+    return around
 
 
 class Wrappers:
     """The DistributedDataParallel modules around `params`, found among the live objects.
 
-    `reduces`: whether one of them averages the gradients of all `params` over `group`. `called` counts calls of it.
+    `reduces`: whether one of them averages the gradients of all `params` over `group`.
     """
 
     def __init__(self, params: Sequence[Tensor], group: Any):
-        around = modules_around(params)
-        if any(_shards(module) for module in around):  # with use_orig_params=True, parameters look like plain ones
-            raise ValueError(_SHARDED)
+        around = refuse_sharding(params)
         self.found: list[Any] = [module for module in around if isinstance(module, DistributedDataParallel)]
-        self.called = 0
         self.reduces = False
         if len(self.found) == 1:
             ignored = self.found[0].parameters_to_ignore
             inside = {id(p) for name, p in self.found[0].module.named_parameters() if name not in ignored}
             same = dist.get_process_group_ranks(self.found[0].process_group) == dist.get_process_group_ranks(group)
             self.reduces = same and all(id(p) in inside for p in params)
-            self.found[0].register_forward_pre_hook(self._note)
 
-    def _note(self, _module: nn.Module, _args: Any) -> None:
-        self.called += 1
+    def watch(self) -> None:
+        """From now on see whether the wrapper is called: it then sets this to True. A hook that counts calls would make
+        torch.compile trace the model again at each of them."""
+        self.found[0].require_forward_param_sync = 1
+
+    def was_called(self) -> bool:
+        called = self.found[0].require_forward_param_sync is True
+        self.found[0].require_forward_param_sync = True
+        return called
 
     @contextmanager
     def silent(self) -> Iterator[None]:
