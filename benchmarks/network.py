@@ -38,6 +38,12 @@ TUNED = {
     "SparseSGD-rows": 0.4,
     "SparseSVRG": 0.2,
 }  # results/network_tuning.json
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),  # glibc would hand large blocks back at each step; it hurts PowerSGD most
+    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
+}
 GRID = (0.1, 0.2, 0.4)
 
 
@@ -100,7 +106,7 @@ def measure(given: argparse.Namespace, settings: Settings, shaped: bool, partial
             script = str(Path(__file__).with_name("network_worker.py"))
             commands = [[sys.executable, script, json.dumps(spec | {"rank": rank})] for rank in range(n)]
             paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT / "src"))))
-            network.start(commands, {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTHONPATH": paths})
+            network.start(commands, {"PYTHONPATH": paths, **ENVIRONMENT})
             network.wait()
         done = read(partial)
     return done
