@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import spidersilk as silk
 import spidersilk.distributed
+from spidersilk.backprop import rules
 
 WORLD = 4
 TIMEOUT = timedelta(seconds=60)
@@ -114,7 +115,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "few": lambda p, **c: silk.SparseSGD(p, lr=0.1, k1=0.1, k2=0.1, anchor_move="selected", choose="step", **c),
     "rows": lambda p, **c: silk.SparseSGD(p, lr=0.1, k1=0.2, k2=0.2, groups="rows", **c),
     "per tensor": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, per_tensor=True, **c),
-    "sparse backward": lambda p, **c: silk.SparseSVRG(p, lr=0.1, sparse_backward=True, **c),
+    "sparse backward": lambda p, **c: silk.SparseSVRG(p, lr=0.1, groups="rows", sparse_backward="always", **c),
     "torch": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, backend="torch", **c),
 }
 
@@ -168,7 +169,13 @@ class Training:
 
 def trajectory(group: Any, method: str, steps: int = 100, **options: Any) -> tuple[Tensor, float]:
     training = Training(group, method, **options)
-    return training.go(steps), training.optimizer.gradient_queries
+    smallest, rules.SMALLEST = rules.SMALLEST, 1
+    try:
+        points = training.go(steps)
+    finally:
+        rules.SMALLEST = smallest
+    assert (training.optimizer._evaluator._captures > 0) is (method == "sparse backward")
+    return points, training.optimizer.gradient_queries
 
 
 def averaged_by_ddp(group: Any) -> tuple[float, bool]:
@@ -223,11 +230,12 @@ def run_code(group: Any, text: str) -> Tensor:
 
 
 def ddp_with_buffers(group: Any, batch_size: int) -> list[Tensor]:
-    """BatchNorm under DistributedDataParallel, with batches of fewer samples than ranks."""
+    """A buffer under DistributedDataParallel, with batches of fewer samples than ranks."""
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(6, 9), nn.LayerNorm(9), nn.ReLU(), nn.Linear(9, 3)).double()
-    inner.register_buffer("rank", torch.tensor([float(dist.get_rank(group))]))
+    inner.register_buffer("rank", torch.zeros(1))
     model = nn.parallel.DistributedDataParallel(inner, process_group=group)
+    inner.get_buffer("rank").fill_(dist.get_rank(group))  # now: the wrapper made all of them alike
     optimizer = silk.SparseSVRG(model.parameters(), lr=0.1, generator=seeded(), process_group=group)
     loader = silk.AnchorLoader(data(), 40, batch_size, 5, loops=3, generator=seeded(4), process_group=group)
     for (x, y), is_anchor in loader:
@@ -269,13 +277,22 @@ def outcome(group: Any, wrong: str) -> tuple[str, str, list[int], float]:
     return "", "", [], 0.0
 
 
-def drifts(group: Any) -> tuple[str, list[int]]:
-    """A parameter is changed on rank 2, in the middle of a loop: asked for, it comes out."""
+DRIFTS: dict[str, Callable[[Training], object]] = {
+    "the parameters": lambda t: next(t.model.parameters()).data[0, 0].add_(1e-12),
+    "the memory M": lambda t: t.optimizer._work.vectors.memory[0][5].mul_(1 + 1e-9),
+    "the selection": lambda t: t.optimizer.selection.random[-1:].add_(1),
+    "the number of steps": lambda t: setattr(t.optimizer, "steps", 99),
+    "the step size": lambda t: t.optimizer.param_groups[0].update(lr=0.3),
+}
+
+
+def drifts(group: Any, what: str) -> tuple[str, list[int]]:
+    """Something is changed on rank 2, in the middle of a loop: asked for, it comes out."""
     training = Training(group)
     training.go(3)
     training.optimizer.check_agreement()
     if dist.get_rank(group) == 2:
-        next(training.model.parameters()).data[0, 0] += 1e-12
+        DRIFTS[what](training)
     try:
         training.optimizer.check_agreement()
     except silk.distributed.DisagreementError as error:
@@ -440,6 +457,56 @@ def sharded(group: Any) -> list[str]:
             except ValueError as error:
                 told.append(str(error))
     return told
+
+
+def wrapped_late(group: Any) -> float:
+    """DistributedDataParallel comes after a state was loaded, and before the first step."""
+    alone = trajectory(None, "SparseSVRG", 20)[0]
+    training = Training(group)
+    training.optimizer.load_state_dict(METHODS["SparseSVRG"](model().parameters(), generator=seeded()).state_dict())
+    training.optimizer.check_agreement()
+    training.called = nn.parallel.DistributedDataParallel(training.model, process_group=group)
+    return float((training.go(20) - alone).abs().max())
+
+
+def refused_wrappers(group: Any) -> list[str]:
+    """One around parameters of two optimizers, and one with a static graph."""
+    told = []
+    for options in ({}, {"static_graph": True}):
+        net = model()
+        wrapper = nn.parallel.DistributedDataParallel(net, process_group=group, **options)
+        params = net.parameters() if options else net[0].parameters()
+        optimizer = silk.SparseSVRG(params, lr=0.1, generator=seeded(), process_group=group)
+        try:
+            optimizer.step(lambda wrapper=wrapper: wrapper(data()[0]).sum(), anchor=True)
+        except ValueError as error:
+            told.append(str(error))
+    return told
+
+
+def loads_a_part_of_an_anchor(group: Any) -> str:
+    alone = Training(None, micro_batch_size=10)
+    alone.step()
+    training = Training(group, micro_batch_size=10)
+    try:
+        training.optimizer.load_state_dict(alone.optimizer.state_dict())
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def own_error(group: Any) -> str:
+    """The closure's own error, whose words are those of a network."""
+    training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
+
+    def closure() -> Tensor:
+        raise RuntimeError("cannot open the file: lock timeout")
+
+    try:
+        training.optimizer.step(closure, anchor=next(training.batches)[1])
+    except RuntimeError as error:
+        return type(error).__name__
+    return ""
 
 
 def endless(group: Any) -> None:

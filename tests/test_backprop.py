@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from spidersilk.backprop import Capture, Wanted, rules, timing
+from spidersilk.backprop import Capture, Wanted, rules, sampled, timing
 from spidersilk.kernels import dispatch
 from spidersilk.two_point import swapped
 
@@ -605,3 +605,15 @@ def test_timing_keeps_the_fastest() -> None:
     with timing.forced("slow"):
         timing.run("case", ways, device)
     assert ran[-1] == "slow"
+
+
+@pytest.mark.parametrize("width", [1, 127, 128, 129, 300])
+def test_dot_products_in_blocks(width: int) -> None:
+    generator = _generator(0)
+    left, right = (torch.randn(7, n, generator=generator, dtype=torch.float64) for n in (5, width))
+    weight = torch.zeros(5, width, dtype=torch.float64)
+    drawn = torch.randperm(5 * width, generator=generator)[: max(5 * width // 2, 1)]
+    part = Wanted([weight], drawn[::2].sort().values, drawn[1::2].sort().values).parts[0]
+    into = torch.ones(part.count, dtype=torch.float64)
+    sampled._dots(part, left, right, -1.0, into)
+    torch.testing.assert_close(into, 1 - (left.t() @ right).reshape(-1)[part.local], rtol=1e-12, atol=1e-12)

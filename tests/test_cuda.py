@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 import spidersilk as silk
 from spidersilk import reference
-from spidersilk.kernels import torch_ops
+from spidersilk.backprop import Capture, Wanted
+from spidersilk.kernels import dispatch, torch_ops
 
 pytestmark = pytest.mark.gpu
 
@@ -424,3 +425,22 @@ def test_an_lstm_at_the_reference_has_its_weights_in_one_piece() -> None:
         warnings.simplefilter("error")
         for t in range(8):
             optimizer.step(closure, anchor=t % 4 == 0)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("channels", [3, 8, 21])
+def test_captured_rows_of_convolutions(memory_format: torch.memory_format, channels: int) -> None:
+    """Rows are padded to a multiple of 8 there, and gathered in the memory format of delta."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(24, 8, 3, 3, dtype=torch.float64, device="cuda"))
+    x = torch.randn(5, 8, 9, 9, dtype=torch.float64, device="cuda").contiguous(memory_format=memory_format)
+    rows = torch.randperm(24)[:channels].sort().values
+    places = (rows[:, None] * 72 + torch.arange(72)).view(-1).cuda()
+    ops = dispatch.find("torch", [(weight.device, weight.dtype)])
+    capture = Capture([Wanted([weight], places, places[:0])], ops, shares=False)
+    with capture.evaluation(1.0):
+        torch.conv2d(x, weight, padding=1).square().sum().backward()
+    assert weight.grad is None
+    torch.conv2d(x, weight, padding=1).square().sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(capture.values()[0], weight.grad.reshape(-1)[places], rtol=1e-10, atol=1e-10)

@@ -220,8 +220,27 @@ def test_a_rank_that_differs_is_named_at_the_first_anchor(pool: Pool, wrong: str
     assert [told for told, *_ in pool.run(parallel.outcome, "nothing")] == [""] * 4
 
 
-def test_agreement_on_request(pool: Pool) -> None:
-    assert pool.run(parallel.drifts) == [("the parameters", [2])] * 4
+@pytest.mark.parametrize("what", parallel.DRIFTS)
+def test_agreement_on_request(pool: Pool, what: str) -> None:
+    assert pool.run(parallel.drifts, what) == [(what, [2])] * 4
+
+
+def test_a_wrapper_that_comes_after_a_state_was_loaded(pool: Pool) -> None:
+    assert max(pool.run(parallel.wrapped_late, ranks=2)) < 1e-6
+
+
+def test_wrappers_that_cannot_be_kept_silent_are_refused(pool: Pool) -> None:
+    for others, static in pool.run(parallel.refused_wrappers, ranks=2):
+        assert "trainable parameters that this optimizer does not have" in others
+        assert "static_graph" in static
+
+
+def test_a_part_of_an_anchor_is_not_loaded_on_several_ranks(pool: Pool) -> None:
+    assert all("neither saved nor loaded" in told for told in pool.run(parallel.loads_a_part_of_an_anchor, ranks=2))
+
+
+def test_an_error_of_the_closure_stays_what_it_is(pool: Pool) -> None:
+    assert pool.run(parallel.own_error, ranks=2) == ["RuntimeError"] * 2
 
 
 def test_unequal_batches_of_ones_own_come_out_at_the_next_anchor(pool: Pool) -> None:
@@ -258,6 +277,16 @@ def test_checksums_see_every_bit_and_its_place() -> None:
     assert int(checksum(torch.tensor([1, 4]))) != int(checksum(torch.tensor([2, 3])))
     for dtype in (torch.bfloat16, torch.float64):
         assert int(checksum(x.to(dtype))) != int(checksum((x + 1).to(dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_checksums_see_signs_and_shifts_of_weight(dtype: torch.dtype) -> None:
+    x = torch.arange(1, 4097).to(dtype)
+    assert len({int(checksum(torch.where(torch.arange(4096) == i, -x, x))) for i in range(0, 4096, 7)}) == 586
+    assert int(checksum(-x)) != int(checksum(x))
+    one, other = torch.zeros(3000, dtype=dtype), torch.zeros(3000, dtype=dtype)
+    one[[0, 1025]], other[[1, 1024]] = 1, 1
+    assert int(checksum(one)) != int(checksum(other))
 
 
 # What goes wrong.

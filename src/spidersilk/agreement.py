@@ -42,7 +42,7 @@ class Fact(NamedTuple):
 def facts_of(optimizer: VarianceReduced) -> list[Fact]:
     """What ranks compare at an anchor: with these alike, all selections until the next one are alike."""
     work, stream = optimizer._prepared(), optimizer._stream
-    rates = [[float(v) for k, v in g.items() if k in ("lr", "weight_decay")] for g in optimizer.param_groups]
+    rates = [[str(g.get(name)) for name in ("lr", "weight_decay")] for g in optimizer.param_groups]
     counters = [getattr(optimizer, name) for name in ("steps", "anchors", "inner_step", "loop_length")]
     memories = work.vectors.memory if work.vectors.has_memory else []
     selections = work.selections or []
@@ -104,28 +104,30 @@ def hash_of(value: Any) -> int:
 
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WIDTH = 1024
-_FACTOR = 0x9E3779B97F4A7C1
+_CHUNK = 1 << 20  # entries worked on at a time
+_GOLDEN, _FIRST, _SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def checksum_of(tensors: Sequence[Tensor]) -> Tensor | int:
     """One integer of the bits of all `tensors` and their places; on the first one's device, without a wait for it."""
     if not tensors:
         return 0
-    sums = torch.stack([checksum(t).to(tensors[0].device) for t in tensors])
-    return (sums * _odd(sums)).sum()
+    return checksum(torch.stack([checksum(t).to(tensors[0].device) for t in tensors]))
 
 
 def checksum(x: Tensor) -> Tensor:
-    """Bits are summed along rows and along columns, each sum times an odd number of its own, in 64 bits."""
+    """The sum, in 64 bits, of a hash of each entry's bits and place."""
     bits = x.detach().reshape(-1).view(_BITS[x.element_size()])
-    whole = bits.numel() // _WIDTH * _WIDTH
-    table, tail = bits[:whole].view(-1, _WIDTH), bits[whole:].long()
-    rows = table.sum(1, dtype=torch.int64)
-    columns = table.sum(0, dtype=torch.int64)
-    columns[: tail.numel()] += tail * _FACTOR
-    return (rows * _odd(rows)).sum() + (columns * _odd(columns) * _FACTOR).sum()
+    total = torch.zeros((), dtype=torch.int64, device=x.device)
+    for start in range(0, bits.numel(), _CHUNK):
+        words = bits[start : start + _CHUNK].long()
+        places = torch.arange(start + 1, start + 1 + words.numel(), device=x.device)
+        total += _mixed(words + places * _GOLDEN).sum()
+    return total
 
 
-def _odd(like: Tensor) -> Tensor:
-    return torch.arange(1, 2 * like.numel() + 1, 2, device=like.device)
+def _mixed(words: Tensor) -> Tensor:
+    """The finaliser of splitmix64: each bit of a word reaches all of them. Shifts are those of unsigned numbers."""
+    words = (words ^ (words >> 30 & (1 << 34) - 1)) * _FIRST
+    words = (words ^ (words >> 27 & (1 << 37) - 1)) * _SECOND
+    return words ^ (words >> 31 & (1 << 33) - 1)

@@ -106,8 +106,19 @@ class Alone:
     def verify(self, facts: Callable[[], Sequence[Fact]]) -> None:
         """Raise DisagreementError on every rank if one differs."""
 
-    def check_can_save(self, anchor_share: float) -> None:
-        """Refuse to save what is not the same on all ranks."""
+    def check_can_pass(self, anchor_share: float) -> None:
+        """Refuse to save or load what is not the same on all ranks."""
+
+    def apart(self, look: Callable[[], None]) -> None:
+        """Do what may raise on one rank and not on another."""
+        look()
+
+    def together(self, look: Callable[[], None]) -> None:
+        """Do what raises on all ranks or on none, where they meet anyway."""
+
+    def without_clock(self, sparse: bool | str) -> bool | str:
+        """`sparse_backward` as ranks can have it that must all go the same way."""
+        return sparse
 
 
 class Workers(Alone):
@@ -135,7 +146,8 @@ class Workers(Alone):
         return int(word)
 
     def attach(self, params: Sequence[Tensor]) -> None:
-        self._wrappers = Wrappers(params, self.group)
+        if self._wrappers is None:
+            self._wrappers = Wrappers(params, self.group)
 
     def share(self, anchor: Any, samples: int | None) -> Share:
         portion = portion_of(anchor)
@@ -149,7 +161,7 @@ class Workers(Alone):
         # Of an anchor in pieces, or of unequal shares, the sum over ranks is taken once, at the end.
         if self._wrappers.reduces and marker.first and marker.last and share.even:
             self._wrappers.watch()
-            with self.answering("the all-reduce of an anchor by DistributedDataParallel"):
+            with self.answering("the all-reduce of an anchor by DistributedDataParallel", _SURE_SIGNS):
                 loss = evaluate()
             self._averaged = self._wrappers.was_called()
             return loss, 1.0 if self._averaged else share.weight
@@ -192,12 +204,23 @@ class Workers(Alone):
         self.traffic.control += mine.numel() * 8
         compare(held, torch.stack(told).tolist())
 
-    def check_can_save(self, anchor_share: float) -> None:
+    def check_can_pass(self, anchor_share: float) -> None:
         if anchor_share and self.world > 1:
             raise RuntimeError(
-                f"a state after {anchor_share:.0%} of an anchor: its pieces are summed over ranks at the last one, "
-                "so save after that, where optimizer.anchor_share is 0"
+                f"a state after {anchor_share:.0%} of an anchor: its pieces are summed over ranks at the last one, so "
+                "it is neither saved nor loaded on several; save after that, where optimizer.anchor_share is 0"
             )
+
+    def apart(self, look: Callable[[], None]) -> None:
+        if self.world == 1:
+            look()
+
+    def together(self, look: Callable[[], None]) -> None:
+        if self.world > 1:
+            look()
+
+    def without_clock(self, sparse: bool | str) -> bool | str:
+        return "auto" if sparse is True and self.world > 1 else sparse
 
     def _sum(self, tensors: Sequence[Tensor], what: str) -> None:
         with self.answering(what):
@@ -207,14 +230,14 @@ class Workers(Alone):
                 work.wait()
 
     @contextmanager
-    def answering(self, what: str) -> Iterator[None]:
+    def answering(self, what: str, signs: Sequence[str] | None = None) -> Iterator[None]:
         """Say what it means if a collective fails: torch's message is of sockets."""
         try:
             yield
         except dist.DistError as error:
             raise self._lost(what, error) from error
         except RuntimeError as error:
-            if type(error) is not RuntimeError or not _is_of_the_network(error):
+            if type(error) is not RuntimeError or not _is_of_the_network(error, signs or _SIGNS):
                 raise
             raise self._lost(what, error) from error
 
@@ -227,13 +250,14 @@ class Workers(Alone):
         )
 
 
-_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout")
+_SURE_SIGNS = ("/gloo/", "nccl error", "connection closed by peer", "connection reset by peer")
+_SIGNS = (*_SURE_SIGNS, "gloo", "nccl", "timed out", "timeout")  # where nothing but a collective can have failed
 
 
-def _is_of_the_network(error: RuntimeError) -> bool:
+def _is_of_the_network(error: RuntimeError, signs: Sequence[str]) -> bool:
     """gloo raises plain RuntimeErrors."""
     text = str(error).lower()
-    return any(sign in text for sign in _SIGNS)
+    return any(sign in text for sign in signs)
 
 
 def portion_of(anchor: Any) -> Portion | None:

@@ -201,7 +201,8 @@ class VarianceReduced(Optimizer):
             raise ValueError(f"samples = {samples} must be at least 0: it is the number of samples of the batch")
         marker = self._marker(anchor)
         work = self._prepared()
-        self._guard.poll()
+        self._workers.attach(work.vectors.params)
+        self._workers.apart(self._guard.poll)
         share = self._workers.share(anchor, samples)
         samples = share.samples  # on all ranks together
         if marker is not None:
@@ -248,6 +249,7 @@ class VarianceReduced(Optimizer):
         """v := gradient of a large batch, or of the pieces that make it up (lines 5-6); the first move (line 9)."""
         if marker.first:
             self.anchor_share, self.anchor_samples = 0.0, 0
+            self._workers.together(self._guard.wait)  # when a device tells of a bad step differs between ranks
             self.check_agreement()
         share = self.anchor_share + marker.weight
         if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
@@ -325,9 +327,9 @@ class VarianceReduced(Optimizer):
             self._work = Mechanics(self.base, self.state, self._choices, self._stream, self._ops)
             self._points = TwoPoint(self._work.vectors.params)
             two_points = self.reference is not None
-            self._evaluator = Evaluator(self._points, self._work.vectors, self._ops, two_points, self.sparse_backward)
+            sparse = self._workers.without_clock(self.sparse_backward)
+            self._evaluator = Evaluator(self._points, self._work.vectors, self._ops, two_points, sparse)
             self._guard = Guard([slab.device for slab in self._work.slabs], self._divergence)
-            self._workers.attach(self._work.vectors.params)
             self._trained = trained
         elif len(trained) != len(self._trained) or any(p is not q for p, q in zip(trained, self._trained, strict=True)):
             raise RuntimeError(CHANGED)
@@ -352,7 +354,7 @@ class VarianceReduced(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """All that the next step needs; tensors are the optimizer's own, as with torch's optimizers."""
-        self._workers.check_can_save(self.anchor_share)
+        self._workers.check_can_pass(self.anchor_share)
         state: dict[str, Any] = {
             "settings": self._settings(),
             "stream": self._stream.state_dict(),
@@ -360,7 +362,7 @@ class VarianceReduced(Optimizer):
             "meter": self._meter.state_dict() | {"smoothness": self.smoothness, "longest": self._longest_loop},
         }
         if self._work is not None:
-            self.check()
+            self._workers.apart(self.check)
             state |= self._work.state_dict()
         return state | {"base": self.base.state_dict()}
 
@@ -369,6 +371,7 @@ class VarianceReduced(Optimizer):
         if "settings" not in state_dict:
             raise ValueError(f"not a state of {type(self).__name__}: it has {', '.join(state_dict)} and no settings")
         check_same_settings(self._settings(), state_dict["settings"], "construct the same one")
+        self._workers.check_can_pass(state_dict["counters"]["anchor_share"])
         self.base.load_state_dict(state_dict["base"])
         self._stream.load_state_dict(state_dict["stream"])
         self._queries.total = state_dict["counters"]["queries"]

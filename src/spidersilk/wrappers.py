@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -34,6 +36,22 @@ def refuse_sharding(params: Sequence[Tensor]) -> list[nn.Module]:
     return around
 
 
+def _check(wrapper: Any, params: Sequence[Tensor]) -> None:
+    """Refuse what cannot be kept silent without harm."""
+    ours = {id(p) for p in params}
+    if any(p.requires_grad and id(p) not in ours for p in wrapper.parameters()):
+        raise ValueError(
+            "DistributedDataParallel is around trainable parameters that this optimizer does not have: it is kept "
+            "silent at small steps, so theirs would not be averaged; give them to this optimizer, freeze them, or use "
+            "no wrapper"
+        )
+    if wrapper.static_graph:
+        raise ValueError(
+            "DistributedDataParallel(static_graph=True) expects the same all-reduces at every step, and small steps do "
+            "without: leave static_graph out, or use no wrapper"
+        )
+
+
 class Wrappers:
     """The DistributedDataParallel modules around `params`, found among the live objects.
 
@@ -44,6 +62,14 @@ class Wrappers:
         around = refuse_sharding(params)
         self.found: list[Any] = [module for module in around if isinstance(module, DistributedDataParallel)]
         self.reduces = False
+        for wrapper in self.found:
+            _check(wrapper, params)
+        if gc.get_freeze_count():
+            warnings.warn(
+                "gc.freeze() was called before the first step of an optimizer with a process_group: a "
+                "DistributedDataParallel from before it cannot be found, and would average again; freeze later",
+                stacklevel=2,
+            )
         if len(self.found) == 1:
             ignored = self.found[0].parameters_to_ignore
             inside = {id(p) for name, p in self.found[0].module.named_parameters() if name not in ignored}

@@ -161,10 +161,10 @@ class Capture:
         self._found[part] = rule.add(part, delta, x, sign, self._found.get(part))
 
     def _gather(self, sign: float) -> None:
-        """Take note of what came through p.grad: from all of them at once where much is wanted, else from those few."""
+        """Take note of what came through p.grad: from small gradients joined, else from where they are."""
         for number, w in enumerate(self.wanted):
             present = tuple(i for i, p in enumerate(w.params) if w.parts[i].count and p.grad is not None)
-            if 4 * sum(w.parts[i].count for i in present) > w.k:
+            if sum(w.sizes[i] for i in present) > w.k:
                 values = self.ops.gather([p.grad for p in w.params], w.sizes, w.indices, w.params[0].dtype)
                 bulk = self._bulk[number]
                 self._bulk[number] = (

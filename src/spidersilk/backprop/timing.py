@@ -119,8 +119,8 @@ def level(density: float) -> int:
 
 def _clock(device: torch.device) -> Callable[[], float]:
     """Seconds: of this thread where it does all the work, so that other processes do not count."""
-    if device.type == "cpu":
-        return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    if device.type != "cuda":
+        return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
 
     def wait() -> float:
         torch.cuda.synchronize(device)
