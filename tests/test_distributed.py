@@ -18,6 +18,7 @@ from parallel import METHODS, NAMED, Pool, Training, trajectory
 from torch import nn
 
 import spidersilk as silk
+from spidersilk import agreement
 from spidersilk.agreement import checksum, checksum_of
 from spidersilk.distributed import Traffic, WorkerLostError
 from spidersilk.schedule import Anchor, Portion
@@ -274,9 +275,20 @@ def test_checksums_see_every_bit_and_its_place() -> None:
         seen.add(int(checksum(y)))
     assert len(seen) == 12
     assert int(checksum_of([x, x[:5]])) != int(checksum_of([x[:5], x]))
+    assert int(checksum(torch.cat([x[:1], x])[1:])) == int(checksum(x))  # wherever it lies
     assert int(checksum(torch.tensor([1, 4]))) != int(checksum(torch.tensor([2, 3])))
     for dtype in (torch.bfloat16, torch.float64):
         assert int(checksum(x.to(dtype))) != int(checksum((x + 1).to(dtype)))
+
+
+def test_checksums_are_those_of_any_device() -> None:
+    """What other devices do, in torch's operations, is what the compiled kernel does."""
+    words = torch.randint(-(2**62), 2**62, (1000,), generator=torch.Generator().manual_seed(0))
+    by_hand = agreement.mixed(words + torch.arange(1, 1001) * agreement._GOLDEN).sum()
+    assert int(checksum(words)) == int(by_hand)
+    assert int(checksum(words.view(torch.float32))) == int(by_hand)
+    assert int(checksum(torch.cat([words, words[:1]]).view(torch.float32)[:2001])) != int(by_hand)
+    assert int(checksum(words.view(torch.bfloat16)[1:])) == int(checksum(words.view(torch.bfloat16)[1:].clone()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])

@@ -104,7 +104,7 @@ def hash_of(value: Any) -> int:
 
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK = 1 << 20  # entries worked on at a time
+_CHUNK = 1 << 22  # words worked on at a time
 _GOLDEN, _FIRST, _SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
@@ -116,17 +116,32 @@ def checksum_of(tensors: Sequence[Tensor]) -> Tensor | int:
 
 
 def checksum(x: Tensor) -> Tensor:
-    """The sum, in 64 bits, of a hash of each entry's bits and place."""
+    """The sum, in 64 bits, of a hash of each word of the bits and its place."""
     bits = x.detach().reshape(-1).view(_BITS[x.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=x.device)
-    for start in range(0, bits.numel(), _CHUNK):
-        words = bits[start : start + _CHUNK].long()
-        places = torch.arange(start + 1, start + 1 + words.numel(), device=x.device)
-        total += _mixed(words + places * _GOLDEN).sum()
+    share = 8 // x.element_size()  # of a word
+    whole = bits.numel() // share * share
+    head, tail = bits[:whole], bits[whole:].long()
+    if head.storage_offset() % share:
+        head = head.clone()  # a word cannot begin there
+    head = head.view(torch.int64)
+    return _sum_of_hashes(head, 0) + _sum_of_hashes(tail, head.numel())
+
+
+def _sum_of_hashes(words: Tensor, first: int) -> Tensor:
+    """`first` is the place of the first word."""
+    if words.device.type == "cpu":
+        from spidersilk.kernels import numba_hashes  # not before it is needed: the import takes a while
+
+        return torch.tensor(numba_hashes.sum_of_hashes(words.numpy(), first), dtype=torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), _CHUNK):
+        part = words[start : start + _CHUNK]
+        places = torch.arange(first + start + 1, first + start + 1 + part.numel(), device=words.device)
+        total += mixed(part + places * _GOLDEN).sum()
     return total
 
 
-def _mixed(words: Tensor) -> Tensor:
+def mixed(words: Tensor) -> Tensor:
     """The finaliser of splitmix64: each bit of a word reaches all of them. Shifts are those of unsigned numbers."""
     words = (words ^ (words >> 30 & (1 << 34) - 1)) * _FIRST
     words = (words ^ (words >> 27 & (1 << 37) - 1)) * _SECOND

@@ -201,8 +201,8 @@ class Mechanics:
         move_all(self.base, self.slabs, self.vectors.v, self.choices.max_norm, frozen)
 
     def _remember(self, estimates: list[Tensor]) -> None:
-        """M, on all coordinates or on those that are fresh."""
-        if self.choices.sparsity is None:
+        """M, on all coordinates or on those that are fresh; not where nobody looks at it before an anchor renews it."""
+        if self.choices.sparsity is None or (self.compact is not None and self.choices.choose == "anchor"):
             return
         decay = self.choices.sparsity.memory_decay
         self._hint = None
