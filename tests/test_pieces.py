@@ -14,7 +14,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from rich.console import Console
 
-from spidersilk.lab import batch, collect, grid, machine, pieces, report, reproduce, runner
+from spidersilk.lab import batch, cli, collect, grid, machine, pieces, report, reproduce, runner
 from spidersilk.lab.config import RunConfig
 from spidersilk.lab.grid import Trial
 from spidersilk.lab.tune import Tuning, tune
@@ -280,3 +280,11 @@ def test_a_claim_is_about_the_printed_form_whatever_ran_first() -> None:
     section = report.Section("", runs)
     reproduce.claim(section, "a claim", "spiderboost", "sgd")
     assert "by x-sgd at" in section.claims[0].ours
+
+
+def test_runs_are_collected_by_the_command(tmp_path: Path) -> None:
+    runner.run(config(), tmp_path / "one")
+    cli.collect_command([tmp_path / "one"], tmp_path / "runs.json")
+    assert list(collect.load(tmp_path / "runs.json")) == ["sparse-svrg"]
+    with pytest.raises(ValueError, match="no run folder"):
+        cli.collect_command([tmp_path / "none"], tmp_path / "runs.json")

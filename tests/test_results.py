@@ -24,6 +24,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GENERATED = ("reproduction.md",)  # compared as a whole
+# Not checked: its tables are medians over rounds and in megabytes, which results/network.json has in other units, and
+# predictions of spidersilk.scaling.
+UNCHECKED = ("scaling.md",)
 
 # Decimal numbers of sections that name results and that were not measured.
 CONSTANTS: dict[str, dict[str, str]] = {
@@ -64,7 +67,7 @@ RATIOS: dict[str, dict[str, tuple[float, float]]] = {
 
 
 def _sections() -> list[doc_numbers.Section]:
-    return [s for path in PAGES if path.name not in GENERATED for s in doc_numbers.sections(path)]
+    return [s for path in PAGES if path.name not in (*GENERATED, *UNCHECKED) for s in doc_numbers.sections(path)]
 
 
 @pytest.mark.parametrize("section", [s for s in _sections() if s.files], ids=lambda s: f"{s.page}: {s.heading}")

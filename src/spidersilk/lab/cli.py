@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from spidersilk.distributed import DisagreementError, WorkerLostError
-from spidersilk.lab import batch, demo, inspecting, optimizers, page, parallel, pieces, report, reproduce
+from spidersilk.lab import batch, collect, demo, inspecting, optimizers, page, parallel, pieces, report, reproduce
 from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.files import DataError
 from spidersilk.lab.machine import command
@@ -168,6 +168,18 @@ def reproduce_command(
                       command=command(), only=only, time_limit=time_limit, collect_to=collect,
                       stand_in=scale == "smoke")  # fmt: skip
     _finish(done)
+
+
+@app.command("collect", epilog="Example: spidersilk collect runs/compare/* --to results/runs_mine.json")
+def collect_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
+    to: Annotated[Path, typer.Option("--to", help="the JSON file to write, or to add to")],
+) -> None:
+    """Pack runs into one small JSON file: settings, versions, machine, and curves of at most about 60 points."""
+    curves = [report.load_run(folder) for folder in runs if folder.is_dir()]
+    if not curves:
+        raise ValueError("no run folder was given")
+    console.print(f"collected: {collect.save(to, [collect.pack(curve) for curve in curves if curve.rows])}")
 
 
 @app.command("page", epilog=f"Example: {page.COMMAND}")
