@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
+from spidersilk.backprop import timing
 from spidersilk.lab import models
 from spidersilk.lab.tasks.language import LanguageModel
 from spidersilk.lab.tasks.ranking import Factors
@@ -49,10 +50,11 @@ class Work(NamedTuple):
 
     ours: Callable[[], object]
     theirs: Callable[[], object]
+    settled: Callable[[], bool]
     prepare: Callable[[], None] = lambda: None
 
 
-WARM_UP = 40  # evaluations, within which the library has found the ways it will go
+WARM_UP = 3, 80  # evaluations at least, and until the library has found the ways it will go, at most
 DEVICE = torch.device("cpu")
 DTYPE = torch.float32
 FORMAT = torch.contiguous_format
@@ -127,7 +129,14 @@ def two_points(case: Case, share: float, groups: str | None, sparse: bool | str)
         with swapped(params, points):
             evaluate(case, ours)
 
-    return Work(lambda: ours._evaluator.evaluate(lambda: evaluate(case, ours), selections), ordinary, draw)
+    run = lambda: ours._evaluator.evaluate(lambda: evaluate(case, ours), selections)  # noqa: E731
+    return Work(run, ordinary, lambda: settled(ours), draw)
+
+
+def settled(optimizer: silk.VarianceReduced) -> bool:
+    """Whether it goes on as it does now: layers know their ways, and captures were compared with plain evaluations."""
+    race = optimizer._evaluator._race
+    return timing.settled() if race is None else race.winner is not None
 
 
 def one_point(case: Case, share: float, sparse: bool | str) -> Work:
@@ -144,20 +153,21 @@ def one_point(case: Case, share: float, sparse: bool | str) -> Work:
     )
     sgd = torch.optim.SGD(twin.model.parameters(), 1e-6)
     ours.step(lambda: evaluate(case, ours), anchor=True)
-    return Work(
-        lambda: ours.step(lambda: evaluate(case, ours), anchor=False), lambda: sgd.step(lambda: evaluate(twin, sgd))
-    )
+    small = lambda: ours.step(lambda: evaluate(case, ours), anchor=False)  # noqa: E731
+    return Work(small, lambda: sgd.step(lambda: evaluate(twin, sgd)), lambda: settled(ours))
 
 
 def compare(work: Work, seconds: float) -> tuple[float, float, float]:
     """The median ratio of neighbouring runs, and the least times of both in ms."""
-    for _ in range(WARM_UP):
+    for number in range(WARM_UP[1]):
+        if number >= WARM_UP[0] and work.settled():
+            break
         work.prepare()
         work.ours()
     work.theirs()
     spent: list[tuple[float, float]] = []
     start = time.perf_counter()
-    while len(spent) < 7 or (time.perf_counter() - start < seconds and len(spent) < 400):
+    while len(spent) < 5 or (time.perf_counter() - start < seconds and len(spent) < 400):
         work.prepare()
         spent.append((_clock(work.ours), _clock(work.theirs)))
     ratio = statistics.median(a / b for a, b in spent)
