@@ -49,6 +49,8 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "0.53": "the ceiling (2 + 0.1) / 4",
         "0.82": "the ceiling 1 - 0.9 x 0.20",
         "0.86": "the ceiling 1 - 0.9 x 0.16",
+        "0.85": "an aim",
+        "0.65": "an aim",
     },
 }
 # Ratios, with both parts: numbers of the files or of the page, or powers of ten where the unit changes.
