@@ -138,7 +138,7 @@ def main() -> None:
         given.max_steps, TUNED,
     )  # fmt: skip
     alike = asdict(replace(settings, patience=0, lr={} if given.tune else settings.lr))
-    mark = hashlib.sha256(json.dumps([alike, shaped, given.tune]).encode()).hexdigest()[:10]
+    mark = hashlib.sha256(json.dumps([alike, shaped, given.tune, str(given.to.resolve())]).encode()).hexdigest()[:10]
     partial = ROOT / "runs" / f"network-{mark}.jsonl"
     partial.parent.mkdir(exist_ok=True)
     if given.fresh:

@@ -219,7 +219,9 @@ class Worker:
             for kind in turns:
                 if kind not in best or found[kind]["others"] < best[kind]["others"]:
                     best[kind] = found[kind]
-            if all(best[kind]["others"] < LOUD for kind in turns):
+            quiet = torch.tensor([all(best[kind]["others"] < LOUD for kind in turns)])
+            dist.broadcast(quiet, 0)  # workers must go on together, and each has counted by itself
+            if quiet:
                 break
         return best
 
