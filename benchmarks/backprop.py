@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="for each entry of the table")
     parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
     parser.add_argument("--save", action="store_true")
+    parser.add_argument("--name", default="", help="of the file that --save writes")
     given = parser.parse_args()
     global DEVICE, DTYPE, FORMAT
     DEVICE, DTYPE = torch.device(given.device), getattr(torch, given.dtype)
@@ -236,7 +237,7 @@ def main() -> None:
     if given.save:
         name = f"backprop_cpu_{given.threads}" if given.device == "cpu" else f"backprop_cuda_{given.dtype}"
         setting = {"threads": given.threads, "dtype": given.dtype, "channels last": given.channels_last}
-        save(name, [0], setting | {"share": given.share, "ratios": figures})
+        save(given.name or name, [0], setting | {"share": given.share, "ratios": figures})
 
 
 if __name__ == "__main__":
