@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
-from spidersilk.distributed import join
+from spidersilk.distributed import join, leave
 
 
 def rings(samples: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def rings(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     return points, torch.bucketize(points.norm(dim=1), torch.tensor([1.6, 3.0]))
 
 
-def main(epochs: int = 20, samples: int = 4000, checkpoint: Path | None = None, wrap: bool = True) -> float:
+def train(epochs: int = 20, samples: int = 4000, checkpoint: Path | None = None, wrap: bool = True) -> float:
     parallel = dist.is_torchelastic_launched()  # by torchrun
     device = join() if parallel else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     group = "world" if parallel else None
@@ -88,8 +88,6 @@ def main(epochs: int = 20, samples: int = 4000, checkpoint: Path | None = None, 
         accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()
     if first:
         print(f"test accuracy {accuracy:.1%}")
-    if parallel:
-        dist.destroy_process_group()
     return accuracy
 
 
@@ -102,4 +100,5 @@ if __name__ == "__main__":
         "--no-ddp", action="store_true", help="do without DistributedDataParallel: the result is the same"
     )
     options = parser.parse_args()
-    main(options.epochs, options.samples, options.checkpoint, not options.no_ddp)
+    train(options.epochs, options.samples, options.checkpoint, not options.no_ddp)
+    leave()

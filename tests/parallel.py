@@ -218,14 +218,15 @@ def in_small_buckets(group: Any) -> float:
 
 
 def run_code(group: Any, text: str) -> Tensor:
-    """Code of the docs, on ranks that have joined already."""
-    joins = silk.distributed.join
+    """Code of the docs, on ranks that have joined already, and stay."""
+    joins, leaves = silk.distributed.join, silk.distributed.leave
     silk.distributed.join = lambda: torch.device("cpu")
+    silk.distributed.leave = lambda: None
     names: dict[str, Any] = {}
     try:
         exec(compile(text, "docs", "exec"), names)
     finally:
-        silk.distributed.join = joins
+        silk.distributed.join, silk.distributed.leave = joins, leaves
     return torch.cat([p.detach().reshape(-1) for p in names["model"].parameters()])
 
 

@@ -47,7 +47,7 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 @pytest.mark.slow
 def test_data_parallel_in_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     """Under torchrun: test_torchrun.py."""
-    accuracy = load(ROOT / "examples" / "ddp.py").main(epochs=10, samples=2000)
+    accuracy = load(ROOT / "examples" / "ddp.py").train(epochs=10, samples=2000)
     assert accuracy > 0.8  # the largest ring has 40 % of the points
     assert "queries per sample" in capsys.readouterr().out
 

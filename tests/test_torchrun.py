@@ -114,3 +114,49 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened
     assert killed is not None, "it was over before a worker could be killed"
     assert 6 <= before < len(metrics(folder))
     assert metrics(folder) == metrics(tmp_path / "whole" / "run")
+
+
+LAST_WORDS = """
+import os, sys, time
+import torch, torch.distributed as dist
+import spidersilk as silk
+from spidersilk.distributed import join, leave
+
+def train():
+    weight = torch.nn.Parameter(torch.zeros(50))
+    optimizer = silk.SparseSGD([weight], lr=0.1, process_group="world")
+    optimizer.itself = optimizer  # a cycle: not freed when this function ends
+    def closure():
+        optimizer.zero_grad()
+        loss = (weight - 1).square().sum()
+        loss.backward()
+        return loss
+    optimizer.step(closure, anchor=True)
+    if dist.get_rank() == 0:  # the other answers while this one does not let go of Python
+        sys.setswitchinterval(100)
+        dist.all_reduce(torch.ones(3), async_op=True)
+        end = time.perf_counter() + 1
+        while time.perf_counter() < end:
+            pass
+    else:
+        time.sleep(0.5)
+        dist.all_reduce(torch.ones(3))
+    return optimizer
+
+join()
+held = train()
+if sys.argv[1] == "let go":
+    held = None
+if sys.argv[2] == "leave":
+    leave()
+    left = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+    assert ("pt_gloo_runloop\\n" in left) == (held is not None), left
+else:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("held", ["let go", "held"])
+def test_a_thread_that_is_late_does_not_abort_the_end(tmp_path: Path, held: str) -> None:
+    (tmp_path / "last_words.py").write_text(LAST_WORDS)
+    told_by(torchrun(str(tmp_path / "last_words.py"), held, "leave"))

@@ -6,7 +6,9 @@ no indices. An anchor all-reduces all of v. docs/distributed.md says how to use 
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +24,10 @@ from spidersilk.schedule import Anchor, Portion
 from spidersilk.streams import fresh_seed
 from spidersilk.wrappers import Wrappers, refuse_sharding
 
-__all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast", "join"]
+if dist.is_available():  # before there is a group: defaults of its functions hold the one they find, see `leave`
+    import torch.distributed.nn
+
+__all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast", "join", "leave"]
 
 Group = Any  # a ProcessGroup, "world", or None
 BUCKET = 1 << 23  # entries of v that go in one all-reduce of an anchor
@@ -304,6 +309,19 @@ def join(timeout: timedelta | None = None) -> torch.device:
     else:
         dist.init_process_group(backend, timeout=timeout)
     return device
+
+
+def leave() -> None:
+    """Leave the group: the counterpart of `join`, at the end of a program, after the function that used the group.
+
+    gloo's threads live as long as anything refers to the group, such as an optimizer or a wrapped model, whatever
+    `destroy_process_group` does; and one that waits for Python while Python shuts down aborts the process. So what is
+    held by reference cycles alone is collected here, and threads that other things keep alive get a moment to finish.
+    """
+    if dist.is_available() and dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
+        time.sleep(0.05)
 
 
 def broadcast(model: nn.Module, process_group: Group = "world") -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spidersilk import distributed
 from spidersilk.distributed import Workers, as_workers, join, portion_of
 from spidersilk.loader import AnchorLoader
 
@@ -86,5 +87,6 @@ def check_command() -> None:
 
 def leave() -> None:
     """Let go of the others at the end."""
-    if team().group is not None and dist.is_initialized():
-        dist.destroy_process_group()
+    if team().group is not None:
+        team.cache_clear()  # it holds the group
+        distributed.leave()
