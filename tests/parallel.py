@@ -102,13 +102,14 @@ def _adamw(params: Any, **common: Any) -> Any:
     return silk.VarianceReduced(base, sparsity=silk.RTop(0.1, 0.1), **common)
 
 
-NAMED = ("SpiderBoost", "SparseSpiderBoost", "SVRG", "SparseSVRG", "SparseSGD")
+NAMED = ("SpiderBoost", "SparseSpiderBoost", "SVRG", "SparseSVRG", "SparseSGD", "SparseAdamW")
 METHODS: dict[str, Callable[..., Any]] = {
     "SpiderBoost": lambda p, **c: silk.SpiderBoost(p, lr=0.1, **c),
     "SparseSpiderBoost": lambda p, **c: silk.SparseSpiderBoost(p, lr=0.02, k1=0.2, k2=0.2, **c),
     "SVRG": lambda p, **c: silk.SVRG(p, lr=0.1, **c),
     "SparseSVRG": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, **c),
     "SparseSGD": lambda p, **c: silk.SparseSGD(p, lr=0.1, **c),
+    "SparseAdamW": lambda p, **c: silk.SparseAdamW(p, lr=0.01, **c),
     "AdamW": _adamw,
     "refresh": lambda p, **c: silk.SparseSVRG(p, lr=0.1, scaling="refresh", max_norm=0.2, **c),
     "selected": lambda p, **c: silk.SparseSVRG(p, lr=0.1, move="selected", momentum=0.5, choose="anchor", **c),

@@ -65,6 +65,7 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "negative lr": (lambda: silk.SpiderBoost(p(), lr=-0.1), "lr = -0.1 must be a finite number of at least 0"),
     "nan lr": (lambda: silk.SVRG(p(), lr=float("nan")), "lr = nan must be"),
     "negative momentum": (lambda: silk.SparseSGD(p(), 0.1, momentum=-1.0), "momentum = -1.0 must be"),
+    "negative step of AdamW": (lambda: silk.SparseAdamW(p(), -0.1), "lr = -0.1 must be"),
     "negative weight decay": (lambda: silk.SparseSGD(p(), 0.1, weight_decay=-1.0), "weight_decay = -1.0 must be"),
     "max_norm of 0": (lambda: silk.SVRG(p(), 0.1, max_norm=0.0), "max_norm = 0.0 must be positive"),
     "unknown backend": (lambda: silk.SVRG(p(), 0.1, backend="cuda"), "backend = 'cuda' is not one of 'auto', 'torch'"),

@@ -6,7 +6,15 @@ from spidersilk.inspection import Inspection, inspect
 from spidersilk.lazy import LazySVRG
 from spidersilk.loader import AnchorLoader
 from spidersilk.measures import Measures
-from spidersilk.optimizers import SVRG, SparseSGD, SparseSpiderBoost, SparseSVRG, SpiderBoost, VarianceReduced
+from spidersilk.optimizers import (
+    SVRG,
+    SparseAdamW,
+    SparseSGD,
+    SparseSpiderBoost,
+    SparseSVRG,
+    SpiderBoost,
+    VarianceReduced,
+)
 from spidersilk.planner import Plan, plan
 from spidersilk.schedule import Adaptive, Anchor, Geometric, InnerLine
 from spidersilk.selection import RTop, Selection, rtop, rtop_variance, select
@@ -27,6 +35,7 @@ __all__ = [
     "Plan",
     "RTop",
     "Selection",
+    "SparseAdamW",
     "SparseSGD",
     "SparseSVRG",
     "SparseSpiderBoost",

@@ -1,11 +1,11 @@
-"""The named optimizers: each is a choice of reference, scaling and move over torch's SGD, and nothing else."""
+"""The named optimizers: each is a choice of reference, scaling and move over torch's SGD or AdamW, and nothing else."""
 
 from __future__ import annotations
 
 from typing import Any, TypedDict, Unpack
 
 import torch
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from torch.optim.optimizer import ParamsT
 
 from spidersilk.checks import Count
@@ -14,14 +14,12 @@ from spidersilk.schedule import InnerLength
 from spidersilk.selection import RTop
 from spidersilk.variance_reduced import VarianceReduced
 
-__all__ = ["SVRG", "SparseSGD", "SparseSVRG", "SparseSpiderBoost", "SpiderBoost", "VarianceReduced"]
+__all__ = ["SVRG", "SparseAdamW", "SparseSGD", "SparseSVRG", "SparseSpiderBoost", "SpiderBoost", "VarianceReduced"]
 
 
-class Common(TypedDict, total=False):
-    """Keywords that every named optimizer takes; `VarianceReduced` describes the last six."""
+class Shared(TypedDict, total=False):
+    """Keywords that every named optimizer hands on; `VarianceReduced` describes them."""
 
-    momentum: float
-    weight_decay: float
     inner_steps: int | str | InnerLength | None
     max_norm: float | None
     backend: str
@@ -30,14 +28,25 @@ class Common(TypedDict, total=False):
     process_group: Group
 
 
+class Common(Shared, total=False):
+    """Those that are over SGD take its own as well."""
+
+    momentum: float
+    weight_decay: float
+
+
+def _check(remedies: dict[str, str], **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= float(value) < float("inf"):
+            raise ValueError(f"{name} = {value} must be a finite number of at least 0: {remedies[name]}")
+
+
 def _sgd(params: ParamsT, lr: float, common: Common) -> tuple[SGD, dict[str, Any]]:
     """The base optimizer, and the keywords that are left for VarianceReduced."""
     rest: dict[str, Any] = dict(common)
     momentum, weight_decay = rest.pop("momentum", 0.0), rest.pop("weight_decay", 0.0)
     remedies = {"lr": "0.1 is a common start", "momentum": "0 turns it off", "weight_decay": "0 turns it off"}
-    for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-        if not 0 <= float(value) < float("inf"):
-            raise ValueError(f"{name} = {value} must be a finite number of at least 0: {remedies[name]}")
+    _check(remedies, lr=lr, momentum=momentum, weight_decay=weight_decay)
     return SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay), rest
 
 
@@ -130,4 +139,36 @@ class SparseSGD(VarianceReduced):
         sparsity = RTop(k1, k2, None, memory_decay, False, per_tensor, groups)
         base, rest = _sgd(params, lr, common)
         options: dict[str, Any] = {"move": "selected", "choose": choose, "anchor_move": anchor_move, **rest}
+        super().__init__(base, None, sparsity=sparsity, **options)
+
+
+class SparseAdamW(VarianceReduced):
+    """`SparseSGD` over AdamW: a small step is one of AdamW's on the selected coordinates, with their moments.
+
+    What is not selected keeps its moments until an anchor moves it. torch counts steps for a whole parameter, small
+    ones too, so its correction of a young second moment is too weak for a coordinate that has moved at anchors alone:
+    early on such a coordinate takes a larger step at an anchor than AdamW by itself would.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.001,
+        k1: Count = 0.1,
+        k2: Count = 0.0,
+        memory_decay: float = 0.5,
+        choose: str = "anchor",
+        anchor_move: str = "all",
+        per_tensor: bool = False,
+        groups: str | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        **shared: Unpack[Shared],
+    ):
+        remedies = {"lr": "0.001 is a common start", "weight_decay": "0 turns it off"}
+        _check(remedies, lr=lr, weight_decay=weight_decay)
+        sparsity = RTop(k1, k2, None, memory_decay, False, per_tensor, groups)
+        base = AdamW(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        options: dict[str, Any] = {"move": "selected", "choose": choose, "anchor_move": anchor_move, **shared}
         super().__init__(base, None, sparsity=sparsity, **options)

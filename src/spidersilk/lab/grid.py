@@ -21,24 +21,25 @@ from typing import Any
 from spidersilk.lab.config import RunConfig
 
 PLAIN = ("sgd", "momentum", "adamw")
-METHODS = (*PLAIN, "svrg", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd")
+METHODS = (*PLAIN, "svrg", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd", "sparse-adamw")
 CENTRES: dict[str, dict[str, float]] = {
     "image": {"sgd": 0.1, "momentum": 0.02, "adamw": 0.001, "svrg": 0.1, "spiderboost": 0.1,
-              "sparse-spiderboost": 0.02, "sparse-svrg": 0.1, "sparse-sgd": 0.1},
+              "sparse-spiderboost": 0.02, "sparse-svrg": 0.1, "sparse-sgd": 0.1, "sparse-adamw": 0.001},
     "language": {"sgd": 1.0, "momentum": 0.2, "adamw": 0.001, "svrg": 0.5, "spiderboost": 0.5,
-                 "sparse-spiderboost": 0.5, "sparse-svrg": 0.5, "sparse-sgd": 1.0},
+                 "sparse-spiderboost": 0.5, "sparse-svrg": 0.5, "sparse-sgd": 1.0, "sparse-adamw": 0.001},
     "ranking": {"sgd": 10.0, "momentum": 1.0, "adamw": 0.01, "svrg": 10.0, "spiderboost": 5.0,
-                "sparse-spiderboost": 5.0, "sparse-svrg": 5.0, "sparse-sgd": 10.0},
+                "sparse-spiderboost": 5.0, "sparse-svrg": 5.0, "sparse-sgd": 10.0, "sparse-adamw": 0.01},
     "logistic": {"sgd": 4.0, "momentum": 0.5, "adamw": 0.01, "svrg": 4.0, "spiderboost": 4.0,
-                 "sparse-spiderboost": 1.0, "sparse-svrg": 8.0, "sparse-sgd": 4.0},
+                 "sparse-spiderboost": 1.0, "sparse-svrg": 8.0, "sparse-sgd": 4.0, "sparse-adamw": 0.01},
 }  # fmt: skip
 # Loop lengths to begin with, where they are not the task's own.
 LOOPS: dict[str, dict[str, int | str]] = {
-    "image": {"sparse-svrg": "auto", "sparse-sgd": 50},
-    "language": {"sparse-svrg": "auto", "sparse-sgd": 20},
-    "ranking": {"sparse-svrg": "auto", "sparse-sgd": 50},
-    "logistic": {},
+    "image": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
+    "language": {"sparse-svrg": "auto", "sparse-sgd": 20, "sparse-adamw": 20},
+    "ranking": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
+    "logistic": {"sparse-adamw": 50},
 }
+FRESH = ("sparse-sgd", "sparse-adamw")  # v is no difference, so that a large anchor buys nothing but a better choice
 FIRST, SECOND, VARIANTS = 3, 2, 3  # trials in each of the first three rounds
 Settings = dict[str, Any]
 
@@ -61,13 +62,16 @@ def start(task: str, method: str) -> Settings:
     own = RunConfig(task, method).completed().lr
     centre = CENTRES.get(task, {}).get(method, own if own is not None else 0.1)
     loops = LOOPS.get(task, {}).get(method)
-    return {"lr": centre} if loops is None else {"lr": centre, "inner_steps": loops}
+    made: Settings = {"lr": centre} if loops is None else {"lr": centre, "inner_steps": loops}
+    if method in FRESH:
+        made["anchor_batch_size"] = RunConfig(task, method).completed().batch_size
+    return made
 
 
 def variants(task: str, method: str) -> list[Settings]:
     """What else than the step size is tried for a method."""
     made = replace(RunConfig(task, method), **start(task, method)).completed()
-    b, large = made.batch_size or 1, made.anchor_batch_size
+    b = made.batch_size or 1
     m = made.inner_steps if isinstance(made.inner_steps, int) else None
     if method in PLAIN and task == "logistic":  # a fixed step ends at the noise of the gradient, far above 1e-5
         return [{"decay": True}, {"decay": True, "lr_factor": 4.0}, {"batch_size": 4 * b}]
@@ -85,9 +89,11 @@ def variants(task: str, method: str) -> list[Settings]:
     if method == "sparse-svrg":
         forms: list[Settings] = [{"optimizer": "sparse-svrg-selected"}, {"optimizer": "sparse-svrg-refresh"}]
         return [*forms, {"optimizer": "sparse-svrg-selected", "lr_factor": 4.0}]
-    if method == "sparse-sgd":
-        smaller: Settings = {"batch_size": max(1, b // 2)} if large is None else {"anchor_batch_size": large // 2}
-        return [{"k1": 0.05}, smaller, {"optimizer": "sparse-sgd-momentum", "lr_factor": 0.2}]
+    if method in FRESH:
+        smaller: Settings = {"batch_size": max(1, b // 2), "anchor_batch_size": max(1, b // 2)}
+        own: Settings = {"optimizer": "sparse-adamw-step"}
+        own = {"optimizer": "sparse-sgd-momentum", "lr_factor": 0.2} if method == "sparse-sgd" else own
+        return [{"k1": 0.05}, smaller, own]
     return []
 
 

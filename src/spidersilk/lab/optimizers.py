@@ -66,6 +66,8 @@ METHODS: dict[str, Method] = {
     "sparse-svrg-selected": _reduced("anchored, only the selected move", silk.SparseSVRG, move="selected"),
     "sparse-sgd": _reduced("a fresh gradient, only the selected move", silk.SparseSGD),
     "sparse-sgd-momentum": _reduced("the same over SGD with momentum 0.9", silk.SparseSGD, momentum=0.9),
+    "sparse-adamw": _reduced("the same over AdamW", silk.SparseAdamW),
+    "sparse-adamw-step": _reduced("the same, selected at every step", silk.SparseAdamW, choose="step"),
     "random-k": _reduced("anchored, k random coordinates (k1 = 0)", silk.SparseSVRG, k1=0),
     "top-k": _reduced("anchored, k top coordinates (k2 = 0)", silk.SparseSVRG, k2=0),
 }

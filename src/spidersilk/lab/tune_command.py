@@ -18,7 +18,7 @@ from spidersilk.lab.tune import Tuning, default_name, methods_of, tune
 def tune_command(
     task: Annotated[str, typer.Argument(help="a task of `spidersilk list`")],
     settings: Annotated[list[str] | None, typer.Option("--set", "-s", help="key=value, as often as needed")] = None,
-    methods: Annotated[str, typer.Option("--methods", help="names, separated by commas; all eight if empty")] = "",
+    methods: Annotated[str, typer.Option("--methods", help="names, separated by commas; all if empty")] = "",
     trials: Annotated[int, typer.Option("--trials", min=1, help="how many for each method")] = 8,
     budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for a trial")] = 1.0,
     final_budget: Annotated[
