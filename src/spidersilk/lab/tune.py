@@ -19,7 +19,7 @@ from rich.table import Table
 from spidersilk.lab import batch, collect, report
 from spidersilk.lab.config import RunConfig
 from spidersilk.lab.figures import Curve
-from spidersilk.lab.grid import METHODS, PLAIN, Settings, Trial, at_edge, following, of_run
+from spidersilk.lab.grid import METHODS, PLAIN, Settings, Trial, at_edge, following, of_run, start
 from spidersilk.lab.machine import machine, revision, versions
 from spidersilk.lab.runner import FINISHED, write_atomically
 from spidersilk.lab.tasks import find
@@ -49,11 +49,13 @@ class Tuning:
         if held["conditions"] == self._conditions():
             for method, told in held["methods"].items():
                 trials = [Trial(t["settings"], _number(t["loss"]), t["status"]) for t in told["trials"]]
-                self.tried[method] = trials
+                if not trials or trials[0].settings == start(self.base.task, method):  # else of another grid
+                    self.tried[method] = trials
         self.finals = {run["name"]: run for run in held["runs"]}
 
     def _conditions(self) -> dict[str, Any]:
-        return {"task": self.base.task, "options": self.base.options, "budget": self.budget, "seed": self.base.seed}
+        own = {"task": self.base.task, "options": self.base.options, "budget": self.budget, "seed": self.base.seed}
+        return own | ({"bf16": True} if self.base.bf16 else {})
 
     def save(self, command: str) -> None:
         table = self.results()

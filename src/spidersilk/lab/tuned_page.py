@@ -41,6 +41,8 @@ def _section(name: str, held: dict[str, Any]) -> str:
     seeds = len(held["seeds"])
     budgets = f"{held['trials']} trials to {conditions['budget']:g} N for each method, the best of each to"
     budgets += f" {held['final_budget']:g} N with {seeds} seeds"
+    if conditions.get("bf16"):
+        budgets += ", with autocast to bfloat16"
     parts.append(f"{budgets} ([results/{name}.json](../results/{name}.json)).\n")
     target = held["target"]
     costs = {m: _to(held, m, target) for m in held["methods"]} if target is not None else {}
