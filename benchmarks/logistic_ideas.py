@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ import record
 from numpy.typing import NDArray
 
 from spidersilk.lab.data import binary
+from spidersilk.lab.files import DataError
 from spidersilk.lab.tasks.logistic import minimum
 
 Array = NDArray[Any]
@@ -213,4 +215,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DataError as error:
+        sys.exit(f"error: {error}")

@@ -261,6 +261,28 @@ def test_tuning_goes_on_where_it_was(tuned: tuple[Tuning, Path], tmp_path: Path)
     assert len(more.next_round()) == 3
 
 
+def test_trials_of_another_grid_are_made_anew(tuned: tuple[Tuning, Path], tmp_path: Path) -> None:
+    made, _ = tuned
+    held = json.loads(made.path.read_text())
+    held["methods"]["sgd"]["trials"][0]["settings"]["lr"] *= 3
+    other = replace(made, tried={}, finals={}, path=tmp_path / "other.json")
+    other.path.write_text(json.dumps(held))
+    other.load()
+    assert other.tried == {m: t for m, t in made.tried.items() if m != "sgd"}
+    half = replace(made, base=replace(made.base, bf16=True), tried={}, finals={})
+    half.load()
+    assert half.tried == {}
+
+
+@pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic"])
+@pytest.mark.parametrize("method", grid.FRESH)
+def test_fresh_gradients_start_from_anchors_as_small_as_steps(task: str, method: str) -> None:
+    first = grid.start(task, method)
+    assert first["anchor_batch_size"] == RunConfig(task, method).completed().batch_size
+    smaller = next(v for v in grid.variants(task, method) if "batch_size" in v)
+    assert smaller["anchor_batch_size"] == smaller["batch_size"] == first["anchor_batch_size"] // 2
+
+
 def test_a_falling_step_is_the_step_over_one_and_the_epoch() -> None:
     assert grid.of_run({"lr": 6.0, "decay": True}, 3.5) == {"lr": 6.0, "lr_milestones": {1.0: 3.0, 2.0: 2.0, 3.0: 1.5}}
     assert grid.of_run({"lr": 6.0, "batch_size": 5}, 3.5) == {"lr": 6.0, "batch_size": 5}
