@@ -21,6 +21,7 @@ the library's `SVRG`, `SparseSVRG` and its `move="selected"`.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import sys
@@ -199,10 +200,12 @@ def _finite(value: float) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--sets", default=",".join(SETS), help="separated by commas; each is saved when it is done")
     parser.add_argument("--save", action="store_true", help="write results/logistic_ideas.json")
+    parser.add_argument("--fresh", action="store_true", help="forget the other sets of the file that is there")
     given = parser.parse_args()
-    figures: dict[str, Any] = {}
+    path = record.RESULTS / "logistic_ideas.json"
+    figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.is_file() and not given.fresh else {}
     for name in given.sets.split(","):
         data = problem(name)
         figures[name] = {"n": len(data.starts) - 1, "d": data.d, "target": TARGET, "forms": {}}
@@ -210,8 +213,8 @@ def main() -> None:
             for form, words in enumerate(FORMS):
                 told = figures[name]["forms"][f"{words}, {way}"] = tuned(data, form, way)
                 print(f"{name:6} {words}, {way}: {told['queries']} n (lr {told['lr']:g}, b {told['b']})", flush=True)
-    if given.save:
-        print(record.save("logistic_ideas", [0, 1, 2, 3], figures))
+        if given.save:
+            print(record.save("logistic_ideas", [0, 1, 2, 3], figures))
 
 
 if __name__ == "__main__":
