@@ -15,6 +15,11 @@ from spidersilk.lab.config import RunConfig
 from spidersilk.lab.figures import Curve
 
 SECOND = {"image": "test_accuracy", "language": "valid_loss", "ranking": "auc"}  # beside the training loss
+SECOND_NAMES = {
+    "test_accuracy": "test accuracy, %",
+    "valid_loss": "validation loss",
+    "auc": "AUC of held-out items",
+}
 COUNTS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 50, 100, 150)
 SLACK = 0.02  # how far from a count, as a share of it, a curve may be looked at
 
@@ -188,3 +193,8 @@ def seeds_of(groups: list[Group]) -> str:
     if many == {(0,)}:
         return "one seed (0)"
     return "seeds " + "; ".join(", ".join(map(str, s)) for s in sorted(many))
+
+
+def second_text(value: float, key: str) -> str:
+    """A value of SECOND as the pages have it."""
+    return f"{100 * value:.1f}" if key == "test_accuracy" else f"{value:.3f}"

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from spidersilk.lab import entropy_page, tuned_page, verdicts
-from spidersilk.lab.evidence import Chapter, Group, chapters, number, seeds_of, table
+from spidersilk.lab.evidence import SECOND_NAMES, Chapter, Group, chapters, number, second_text, seeds_of, table
 from spidersilk.lab.figures import Curve, plot, png
 from spidersilk.lab.runner import write_atomically
 from spidersilk.lab.verdicts import LOSS, QUOTES, Half
@@ -167,9 +167,7 @@ def _with_tuned(chapter: Chapter, tuned: list[Group]) -> str:
 
 def curves_table(chapter: Chapter) -> str:
     counts, second = chapter.counts(), chapter.second
-    named = {"test_accuracy": "test accuracy, %", "valid_loss": "validation loss", "auc": "AUC of held-out items"}[
-        second
-    ]
+    named = SECOND_NAMES[second]
     rows = []
     for group in chapter.groups:
         config = group.config.completed()
@@ -186,11 +184,7 @@ def curves_table(chapter: Chapter) -> str:
 def _pair(loss: float | None, second: float | None, key: str) -> str:
     if loss is None:
         return "-"
-    return number(loss) if second is None else f"{number(loss)} / {_second(second, key)}"
-
-
-def _second(value: float, key: str) -> str:
-    return f"{100 * value:.1f}" if key == "test_accuracy" else f"{value:.3f}"
+    return number(loss) if second is None else f"{number(loss)} / {second_text(second, key)}"
 
 
 # Figures, and what is not there.

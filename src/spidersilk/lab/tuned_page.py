@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from spidersilk.lab import collect, report
-from spidersilk.lab.evidence import number, tunings
+from spidersilk.lab.evidence import SECOND, SECOND_NAMES, number, second_text, tunings
+from spidersilk.lab.figures import Curve
 from spidersilk.lab.grid import PLAIN
 
 PLANNED = ("image_cnn_mnist", "image_cnn_cifar10", "image_resnet18_cifar10", "language", "ranking_100k",
@@ -46,11 +47,10 @@ def _section(name: str, held: dict[str, Any]) -> str:
     parts.append(f"{budgets} ([results/{name}.json](../results/{name}.json)).\n")
     target = held["target"]
     costs = {m: _to(held, m, target) for m in held["methods"]} if target is not None else {}
-    head = (
-        "| method | best settings | trial's loss | seeds | lowest loss | queries / N | ratio | seconds' ratio |\n"
-        + "|---" * 8
-        + "|\n"
-    )
+    second = SECOND.get(conditions["task"])
+    names = ["method", "best settings", "trial's loss", "seeds", "lowest loss"]
+    names += ([SECOND_NAMES[second] + " at the end"] if second else []) + ["queries / N", "ratio", "seconds' ratio"]
+    head = f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|\n"
     rows = []
     for method, told in held["methods"].items():
         each = told.get("each", [])
@@ -61,6 +61,7 @@ def _section(name: str, held: dict[str, Any]) -> str:
             number(told["loss"], 4),
             f"{len(each)} of {seeds}",
             number(statistics.median(lowest), 4) if lowest else "-",
+            *([_at_the_end(held, method, second)] if second else []),
             number(costs[method]) if costs.get(method) is not None else "not reached" if each else "-",
             number(told.get("queries_ratio"), 2),
             number(told.get("seconds_ratio"), 2),
@@ -88,13 +89,24 @@ def _settings(best: dict[str, Any] | None) -> str:
 
 def _to(held: dict[str, Any], method: str, target: float) -> float | None:
     """Median over seeds of the queries to a target, from the curves in the file."""
-    best = held["methods"][method]["best"]
-    curves = [collect.unpack(r) for r in held["runs"] if best is not None and _is_of(r, method, best)]
+    curves = _finals(held, method)
     if not curves:
         return None
     costs = [report.cost_to_target(c, held["metric"], target) for c in curves]
     middle = statistics.median(math.inf if c is None else c[0] for c in costs)
     return middle if math.isfinite(middle) else None
+
+
+def _finals(held: dict[str, Any], method: str) -> list[Curve]:
+    best = held["methods"][method]["best"]
+    return [collect.unpack(r) for r in held["runs"] if best is not None and _is_of(r, method, best)]
+
+
+def _at_the_end(held: dict[str, Any], method: str, second: str) -> str:
+    """Median over seeds, of those that did not diverge."""
+    values = [c.series("queries", second)[1][-1:] for c in _finals(held, method) if c.status == "finished"]
+    last = [v for found in values for v in found]
+    return second_text(statistics.median(last), second) if last else "-"
 
 
 def _is_of(run: dict[str, Any], method: str, best: dict[str, Any]) -> bool:
