@@ -5,6 +5,7 @@
 #
 # PIECE    needs                       does
 # small    mnist, ptb, perhaps svhn    Figure 1 right, Figure 2, sparsity sweep, Table 1 of FC and CNN
+# seeds    mnist, perhaps svhn         what of these takes under a minute, with SEEDS seeds
 # cifar    cifar10                     Figure 1 left, Table 1 of FC and CNN
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
 # tune     cifar10                     ResNet-18 tuned: SGD, momentum, AdamW, SparseSGD, SparseAdamW
@@ -16,9 +17,9 @@
 # not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS is the number of runs side by
 # side (14); MPS=0 does without NVIDIA's MPS, by which small kernels of several processes run at once.
-# SPIDERSILK_DATA is the folder of the data.
+# SPIDERSILK_DATA is the folder of the data. SEEDS (3) is how many seeds `seeds` runs.
 set -u
-piece=${1:?small, cifar, entropy, tune, tuned, others or rest}
+piece=${1:?small, seeds, cifar, entropy, tune, tuned, others or rest}
 out=${2:?folder for the results}
 seconds=${3:-500}
 runs=${RUNS:-/tmp/spidersilk-runs}
@@ -80,6 +81,10 @@ small)
     reproduce small $((jobs - 6)) figure1,sparsity,table1 --only "figure1-right-*,sparsity-cnn-*,$table"
     wait %1
     ;;
+seeds)
+    reproduce seeds "$jobs" figure1,sparsity,table1 --seeds "${SEEDS:-3}" \
+        --only 'figure1-right-*,sparsity-*,table1-cnn-mnist,table1-fc-*,table1-cnn-svhn'
+    ;;
 cifar)
     # Eight at a time: a ResNet fills the GPU by itself, but at equal pace the curves can be compared when time is over.
     first=$(printf 'figure1-left-%s,' sgd spiderboost sparse-spiderboost sparse-sgd sparse-svrg \
@@ -113,7 +118,7 @@ rest)
     reproduce rest "$jobs" all
     ;;
 *)
-    echo "$piece: not a piece; there are small, cifar, entropy, tune, tuned, others, rest" >&2
+    echo "$piece: not a piece; there are small, seeds, cifar, entropy, tune, tuned, others, rest" >&2
     exit 2
     ;;
 esac
