@@ -14,8 +14,8 @@ coordinates and count 2 b k / d at a small step, SVRG 2 b. A loop is m = B d / (
     selected      only the selected coordinates move, unscaled
     selected by importance
 
-A plain loop in numba, apart from the library, so that a form can be tried in a line; `SVRG`, `rtop` and `selected` are
-the library's `SVRG`, `SparseSVRG` and its `move="selected"`.
+A plain loop in numba, apart from the library, so that a form can be tried in a line. `SVRG`, `rtop` and `selected` are
+the library's `SVRG`, `SparseSVRG` and its `move="selected"`, but for M of `rtop`, which takes in anchors too.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def tuned(data: Problem, form: int, way: str) -> dict[str, Any]:
     arrays = (data.starts, data.columns, data.values, data.d, data.optimum)
     options = (form, way == "growing anchors", way == "Adagrad")
     trials = [(*run(*arrays, *options, lr, b, 0), lr, b) for b, tried in steps.items() for lr in tried]
-    best = min(trials)
+    best = min(trials, key=lambda t: (t[0], math.inf if math.isnan(t[1]) else t[1]))
     told: dict[str, Any] = {
         "trials": [{"lr": lr, "b": b, "queries": _finite(q), "gap": _finite(gap)} for q, gap, lr, b in trials],
         "lr": best[2],

@@ -16,7 +16,7 @@
 # OUT gets paper_*.json and tune_*.json, to be copied into results/, and log.txt. What OUT or results/ has finished is
 # not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS is the number of runs side by
-# side (14); MPS=0 does without NVIDIA's MPS, by which small kernels of several processes run at once.
+# side (14) in small, seeds and rest; MPS=0 does without NVIDIA's MPS, by which small kernels of several processes run at once.
 # SPIDERSILK_DATA is the folder of the data. SEEDS (3) is how many seeds `seeds` runs.
 set -u
 piece=${1:?small, seeds, cifar, entropy, tune, tuned, others or rest}
@@ -79,11 +79,11 @@ small)
     reproduce figure2 6 figure2 --only "$printed,figure2-sparse-spiderboost-adaptive" &
     table='table1-cnn-mnist,table1-fc-mnist,sparsity-fc-*,table1-cnn-svhn,table1-fc-svhn'
     reproduce small $((jobs - 6)) figure1,sparsity,table1 --only "figure1-right-*,sparsity-cnn-*,$table"
-    wait %1
+    wait
     ;;
 seeds)
     reproduce seeds "$jobs" figure1,sparsity,table1 --seeds "${SEEDS:-3}" \
-        --only 'figure1-right-*,sparsity-*,table1-cnn-mnist,table1-fc-*,table1-cnn-svhn'
+        --only 'figure1-right-*,sparsity-*,table1-cnn-mnist,table1-fc-mnist,table1-cnn-svhn,table1-fc-svhn'
     ;;
 cifar)
     # Eight at a time: a ResNet fills the GPU by itself, but at equal pace the curves can be compared when time is over.
@@ -106,13 +106,13 @@ tuned)
     done
     tune tune_cnn_cifar 7 image --set model=cnn --set data=cifar10 --methods "$five" --budget 2 --final-budget 8
     tune tune_cnn 7 image --set model=cnn --set data=mnist --methods "$five" --budget 1 --final-budget 4
-    wait %1 %2 %3 %4
+    wait
     ;;
 others)
     tune tune_language 4 language --budget 0.5 --final-budget 2 &
     tune tune_cnn_cifar 6 image --set model=cnn --set data=cifar10 --budget 2 --final-budget 8 &
     tune tune_cnn 4 image --set model=cnn --set data=mnist --budget 1 --final-budget 4
-    wait %1 %2
+    wait
     ;;
 rest)
     reproduce rest "$jobs" all

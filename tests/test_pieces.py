@@ -17,7 +17,7 @@ from rich.console import Console
 from spidersilk.lab import batch, cli, collect, grid, machine, pieces, report, reproduce, runner
 from spidersilk.lab.config import RunConfig
 from spidersilk.lab.grid import Trial
-from spidersilk.lab.tune import Tuning, tune
+from spidersilk.lab.tune import Tuning, check_settings, tune
 
 QUIET = Console(quiet=True)
 
@@ -269,9 +269,54 @@ def test_trials_of_another_grid_are_made_anew(tuned: tuple[Tuning, Path], tmp_pa
     other.path.write_text(json.dumps(held))
     other.load()
     assert other.tried == {m: t for m, t in made.tried.items() if m != "sgd"}
-    half = replace(made, base=replace(made.base, bf16=True), tried={}, finals={})
-    half.load()
-    assert half.tried == {}
+    assert other.dropped == ["sgd"]
+
+
+@pytest.mark.parametrize("change", [{"budget": 2.0}, {"bf16": True}, {"options": {"data": "digits"}}])
+def test_a_file_of_other_conditions_is_left_alone(tuned: tuple[Tuning, Path], change: dict[str, Any]) -> None:
+    made, folder = tuned
+    if "budget" in change:
+        other = replace(made, tried={}, finals={}, **change)
+    else:
+        other = replace(made, base=replace(made.base, **change), tried={}, finals={})
+    before = made.path.read_bytes()
+    with pytest.raises(ValueError, match="under other conditions"):
+        tune(other, folder / "runs", QUIET, jobs=1, resume=True, command="c", time_limit=None)
+    assert made.path.read_bytes() == before
+    assert other.folder(folder) != made.folder(folder)
+
+
+def test_a_piece_with_fewer_methods_keeps_what_is_known_of_the_others(
+    tuned: tuple[Tuning, Path], tmp_path: Path
+) -> None:
+    made, _ = tuned
+    part = replace(made, methods=["sparse-svrg"], tried={}, finals={}, path=tmp_path / "part.json")
+    part.path.write_text(made.path.read_text())
+    assert tune(part, tmp_path / "runs", QUIET, jobs=1, resume=True, command="c", time_limit=None)
+    was, now = (json.loads(path.read_text()) for path in (made.path, part.path))
+    assert now["target"] == was["target"] is not None
+    assert now["methods"] == was["methods"]
+    assert now["runs"] == was["runs"]
+
+
+def test_finals_of_settings_that_are_no_longer_the_best_are_not_counted(
+    tuned: tuple[Tuning, Path], tmp_path: Path
+) -> None:
+    made, _ = tuned
+    other = replace(made, tried={}, finals={}, path=tmp_path / "other.json")
+    other.path.write_text(made.path.read_text())
+    other.load()
+    other.tried["sgd"].append(Trial({"lr": 0.123}, 0.0, "finished"))
+    assert other.curves("sgd") == []
+    assert len(other.curves("adamw")) == 2
+    other.save("c")
+    assert not [r for r in json.loads(other.path.read_text())["runs"] if r["name"].startswith("sgd-")]
+
+
+def test_what_is_tuned_cannot_be_set() -> None:
+    with pytest.raises(ValueError, match="batch_size is among what is tuned"):
+        check_settings(RunConfig("image", "sgd", batch_size=50))
+    check_settings(RunConfig("image", "sgd", bf16=True, options={"data": "cifar10"}))
 
 
 @pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic"])

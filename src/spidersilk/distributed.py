@@ -316,7 +316,8 @@ def leave() -> None:
 
     gloo's threads live as long as anything refers to the group, such as an optimizer or a wrapped model, whatever
     `destroy_process_group` does; and one that waits for Python while Python shuts down aborts the process. So what is
-    held by reference cycles alone is collected here, and threads that other things keep alive get a moment to finish.
+    held by reference cycles alone is collected here. Threads that other things keep alive get a moment to finish, which
+    is a guess.
     """
     if dist.is_available() and dist.is_initialized():
         gc.collect()

@@ -165,7 +165,7 @@ class Pool:
 
 def _side_by_side(work: _Work, jobs: int, pool: Pool) -> list[dict[str, Any]]:
     """`jobs` processes; their progress is read from the folders of their runs."""
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
     waiting = list(range(len(work.configs)))
     workers = pool.workers
     done: dict[int, dict[str, Any]] = {}

@@ -37,7 +37,7 @@ LOOPS: dict[str, dict[str, int | str]] = {
     "image": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
     "language": {"sparse-svrg": "auto", "sparse-sgd": 20, "sparse-adamw": 20},
     "ranking": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
-    "logistic": {"sparse-adamw": 50},
+    "logistic": {"sparse-sgd": 50, "sparse-adamw": 50},
 }
 FRESH = ("sparse-sgd", "sparse-adamw")  # v is no difference, so that a large anchor buys nothing but a better choice
 FIRST, SECOND, VARIANTS = 3, 2, 3  # trials in each of the first three rounds

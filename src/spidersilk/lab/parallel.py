@@ -87,6 +87,6 @@ def check_command() -> None:
 
 def leave() -> None:
     """Let go of the others at the end."""
-    if team().group is not None:
+    if team.cache_info().currsize and team().group is not None:
         team.cache_clear()  # it holds the group
         distributed.leave()

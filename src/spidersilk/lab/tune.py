@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from spidersilk.lab.runner import FINISHED, write_atomically
 from spidersilk.lab.tasks import find
 
 CURVE_POINTS = 40
+_PLACES = ("optimizer", "name", "label", "device", "data_dir", "eval_every", "checkpoint_every", "tensorboard")
+_TUNED = ("lr", "batch_size", "anchor_batch_size", "inner_steps", "k1", "k2", "lr_milestones", "inner_lr_end")
 
 
 @dataclass
@@ -40,22 +43,40 @@ class Tuning:
     path: Path
     tried: dict[str, list[Trial]] = field(default_factory=dict)
     finals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+
+    @property
+    def known(self) -> list[str]:
+        """The methods asked for, and those of earlier pieces."""
+        return list(dict.fromkeys([*self.methods, *self.tried]))
 
     def load(self) -> None:
         """Take over the trials and final runs of an earlier piece, where they were made under the same conditions."""
         if not self.path.is_file():
             return
         held = json.loads(self.path.read_text())
-        if held["conditions"] == self._conditions():
-            for method, told in held["methods"].items():
-                trials = [Trial(t["settings"], _number(t["loss"]), t["status"]) for t in told["trials"]]
-                if not trials or trials[0].settings == start(self.base.task, method):  # else of another grid
-                    self.tried[method] = trials
+        if held["conditions"] != self.conditions():
+            raise ValueError(
+                f"{self.path} has trials under other conditions, {held['conditions']} and not {self.conditions()}: "
+                "move it away, or give another --to"
+            )
+        for method, told in held["methods"].items():
+            trials = [Trial(t["settings"], _number(t["loss"]), t["status"]) for t in told["trials"]]
+            if not trials or trials[0].settings == start(self.base.task, method):
+                self.tried[method] = trials
+            else:
+                self.dropped.append(method)  # its trials are of another grid
         self.finals = {run["name"]: run for run in held["runs"]}
 
-    def _conditions(self) -> dict[str, Any]:
+    def conditions(self) -> dict[str, Any]:
         own = {"task": self.base.task, "options": self.base.options, "budget": self.budget, "seed": self.base.seed}
-        return own | ({"bf16": True} if self.base.bf16 else {})
+        usual, given = asdict(RunConfig(self.base.task, "sgd")), asdict(self.base)
+        return own | {k: v for k, v in given.items() if v != usual[k] and k not in {*own, *_PLACES}}
+
+    def folder(self, out: Path) -> Path:
+        """Of the runs: not one where runs of the same names lie that were made under other conditions."""
+        told = json.dumps([self.conditions(), self.final_budget], sort_keys=True)
+        return out / f"{self.path.stem}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
     def save(self, command: str) -> None:
         table = self.results()
@@ -72,7 +93,7 @@ class Tuning:
         device = torch.device("cuda" if torch.cuda.is_available() and self.base.device != "cpu" else "cpu")
         record = {
             "command": command,
-            "conditions": self._conditions(),
+            "conditions": self.conditions(),
             "trials": self.trials,
             "final_budget": self.final_budget,
             "seeds": list(range(1, self.seeds + 1)),
@@ -82,7 +103,8 @@ class Tuning:
             "machine": machine(device),
             "methods": methods,
         }
-        runs = ",\n".join(json.dumps(self.finals[name]) for name in sorted(self.finals))
+        current = {c.name for c in self.final_runs(self.known)}  # others are of settings that are no longer the best
+        runs = ",\n".join(json.dumps(self.finals[name]) for name in sorted(current & self.finals.keys()))
         text = json.dumps(record, indent=1)[:-2] + f',\n "runs": [\n{runs}\n]\n}}\n'
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, text.encode())
@@ -116,34 +138,29 @@ class Tuning:
 
     # The best of each, over seeds.
 
-    def final_runs(self) -> list[RunConfig]:
+    def final_runs(self, methods: Iterable[str]) -> list[RunConfig]:
         """Every method's best settings for each seed; seeds from 1, as the trials had 0."""
         made = []
         for seed in range(1, self.seeds + 1):
-            for method in self.methods:
+            for method in methods:
                 best = self.best(method)
                 if best is not None:
                     made.append(self._config(method, best.settings, self.final_budget, self.base.seed + seed, looks=80))
         return made
 
     def curves(self, method: str) -> list[Curve]:
-        best = self.best(method)
-        if best is None:
-            return []
-        wanted = [
-            self._config(method, best.settings, self.final_budget, self.base.seed + s) for s in range(1, self.seeds + 1)
-        ]
-        return [collect.unpack(self.finals[c.name]) for c in wanted if c.name in self.finals]
+        wanted = self.final_runs([method])
+        return [collect.unpack(self.finals[c.name]) for c in wanted if collect.is_done(c, self.finals)]
 
     def metric(self) -> str:
-        return report.metric_of([c for method in self.methods for c in self.curves(method)])
+        return report.metric_of([c for method in self.known for c in self.curves(method)])
 
     def target(self) -> float:
         """The lowest loss that every seed of a plain method reached: of the one where that is lowest."""
         metric = self.metric()
         worst = [
             max(_lowest(curve, metric) for curve in curves)
-            for curves in (self.curves(m) for m in self.methods if m in PLAIN)
+            for curves in (self.curves(m) for m in self.known if m in PLAIN)
             if len(curves) == self.seeds
         ]
         return min(worst, default=math.inf)
@@ -152,7 +169,7 @@ class Tuning:
         """Medians over seeds of queries and seconds to the target, and their ratios to the best plain method's."""
         target, metric = self.target(), self.metric()
         told: dict[str, dict[str, Any]] = {}
-        for method in self.methods:
+        for method in self.known:
             curves = self.curves(method)
             if not curves:
                 continue
@@ -178,7 +195,7 @@ class Tuning:
         shown = Table(
             "method", "trials", "best settings", "loss", "edge of what was tried", title=f"at {self.budget:g} N"
         )
-        for method in self.methods:
+        for method in self.known:
             tried, best = self.tried.get(method, []), self.best(method)
             text = (
                 ""
@@ -207,6 +224,8 @@ def tune(
     """All trials, round by round, then the final runs; whether everything was done before the time was over."""
     if resume:
         tuning.load()
+        if tuning.dropped:
+            console.print(f"trials of another grid, made anew: {', '.join(tuning.dropped)}")
     elif tuning.path.is_file():
         raise ValueError(f"{tuning.path} is there already: give --resume to go on with it, or another --to")
     with batch.Pool() as pool:
@@ -239,7 +258,7 @@ def _tune(
             tuning.tried.setdefault(method, []).append(trial)
         tuning.save(command)
         number += 1
-    todo = [c for c in tuning.final_runs() if not collect.is_done(c, tuning.finals)]
+    todo = [c for c in tuning.final_runs(tuning.methods) if not collect.is_done(c, tuning.finals)]
     summaries = do(todo, "the best of each") if todo else []
     for config, summary in zip(todo, summaries, strict=True):
         if summary["status"] in FINISHED:
@@ -259,6 +278,14 @@ def _end(tuning: Tuning, console: Console, command: str, whole: bool) -> bool:
         )
     console.print(f"{'all' if whole else 'not all'} runs were done; {tuning.path}")
     return whole
+
+
+def check_settings(base: RunConfig) -> None:
+    """Refuse to fix what is to be tuned."""
+    usual = RunConfig(base.task, "sgd")
+    for name in _TUNED:
+        if getattr(base, name) != getattr(usual, name):
+            raise ValueError(f"{name} is among what is tuned: it cannot be set (`spidersilk run` takes it)")
 
 
 def default_name(config: RunConfig) -> str:

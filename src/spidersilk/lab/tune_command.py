@@ -12,7 +12,7 @@ from rich.console import Console
 from spidersilk.lab import optimizers
 from spidersilk.lab.config import RunConfig, apply_settings
 from spidersilk.lab.machine import command
-from spidersilk.lab.tune import Tuning, default_name, methods_of, tune
+from spidersilk.lab.tune import Tuning, check_settings, default_name, methods_of, tune
 
 
 def tune_command(
@@ -37,6 +37,7 @@ def tune_command(
 ) -> None:
     """The same number of trials for every method, then the best of each over seeds: queries and seconds to a target."""
     base = apply_settings(RunConfig(task, "sgd"), settings or [])
+    check_settings(base)
     base = replace(base, device=device, data_dir=None if data_dir is None else str(data_dir))
     chosen = methods_of(methods)
     for name in chosen:
@@ -44,4 +45,4 @@ def tune_command(
     path = to / default_name(base)
     longest = 4 * budget if final_budget is None else final_budget
     tuning = Tuning(base, chosen, trials, budget, longest, seeds, path)
-    tune(tuning, out / path.stem, Console(), jobs=jobs, resume=resume, command=command(), time_limit=time_limit)
+    tune(tuning, tuning.folder(out), Console(), jobs=jobs, resume=resume, command=command(), time_limit=time_limit)

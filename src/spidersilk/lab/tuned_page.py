@@ -37,7 +37,7 @@ def text(results: Path) -> str:
 
 def _section(name: str, held: dict[str, Any]) -> str:
     conditions = held["conditions"]
-    options = ", ".join(f"{v}" for v in conditions["options"].values())
+    options = ", ".join(v for v in conditions["options"].values() if isinstance(v, str))
     parts = [f"### {conditions['task']}{': ' if options else ''}{options}\n"]
     seeds = len(held["seeds"])
     budgets = f"{held['trials']} trials to {conditions['budget']:g} N for each method, the best of each to"
