@@ -15,9 +15,9 @@
 #
 # OUT gets paper_*.json and tune_*.json, to be copied into results/, and log.txt. What OUT or results/ has finished is
 # not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
-# (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS is the number of runs side by
-# side (14) in small, seeds and rest; MPS=0 does without NVIDIA's MPS, by which small kernels of several processes run at once.
-# SPIDERSILK_DATA is the folder of the data. SEEDS (3) is how many seeds `seeds` runs.
+# (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
+# by side in small, seeds and rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS, by which small
+# kernels of several processes run at once. SPIDERSILK_DATA is the folder of the data.
 set -u
 piece=${1:?small, seeds, cifar, entropy, tune, tuned, others or rest}
 out=${2:?folder for the results}

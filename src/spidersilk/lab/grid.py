@@ -91,9 +91,9 @@ def variants(task: str, method: str) -> list[Settings]:
         return [*forms, {"optimizer": "sparse-svrg-selected", "lr_factor": 4.0}]
     if method in FRESH:
         smaller: Settings = {"batch_size": max(1, b // 2), "anchor_batch_size": max(1, b // 2)}
-        own: Settings = {"optimizer": "sparse-adamw-step"}
-        own = {"optimizer": "sparse-sgd-momentum", "lr_factor": 0.2} if method == "sparse-sgd" else own
-        return [{"k1": 0.05}, smaller, own]
+        with_momentum: Settings = {"optimizer": "sparse-sgd-momentum", "lr_factor": 0.2}
+        each_step: Settings = {"optimizer": "sparse-adamw-step"}
+        return [{"k1": 0.05}, smaller, with_momentum if method == "sparse-sgd" else each_step]
     return []
 
 
