@@ -8,18 +8,18 @@
 # seeds    mnist, perhaps svhn         what of these takes under a minute, with SEEDS seeds
 # cifar    cifar10                     Figure 1 left, Table 1 of FC and CNN
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
-# tune     cifar10                     ResNet-18 tuned: SGD, momentum, AdamW, SparseSGD, SparseAdamW
-# tuned    all but movielens, svhn     the same for the language model and CNNs; logistic regression on the CPU
-# others   cifar10, ptb, mnist         the other methods of these tasks
+# tune     cifar10, ptb, mnist         SGD, momentum, AdamW, SparseSGD and SparseAdamW tuned: ResNet-18, CNN, language
+# logistic mnist                       logistic regression tuned, on the CPU; may run beside another piece
+# others   cifar10, ptb, mnist         the other methods of the tasks of tune
 # rest     all                         what `reproduce all` has not finished; MovieLens 1M, vocabulary 10,000 too
 #
-# OUT gets paper_*.json and tune_*.json, to be copied into results/, and log.txt. What OUT or results/ has finished is
-# not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
+# OUT gets paper_*.json and tune_*.json, to be copied into results/, and log_PIECE.txt. What results/ or an earlier piece
+# has finished is not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
 # by side in small, seeds and rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS, by which small
 # kernels of several processes run at once. SPIDERSILK_DATA is the folder of the data.
 set -u
-piece=${1:?small, seeds, cifar, entropy, tune, tuned, others or rest}
+piece=${1:?small, seeds, cifar, entropy, tune, logistic, others or rest}
 out=${2:?folder for the results}
 seconds=${3:-500}
 runs=${RUNS:-/tmp/spidersilk-runs}
@@ -27,8 +27,9 @@ jobs=${JOBS:-14}
 python=${PYTHON:-python3}
 began=$(date +%s)
 cd "$(dirname "$0")/.."
-mkdir -p "$out" "$runs"
-cp -n results/paper_*.json results/tune_*.json "$out"/ 2>/dev/null
+held=$runs/held # what earlier pieces on this machine have made, over what results/ has
+mkdir -p "$out" "$held"
+cp -n results/paper_*.json results/tune_*.json "$held"/ 2>/dev/null
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 SPIDERSILK_OFFLINE=1 COLUMNS=150
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/spidersilk-triton}
 
@@ -55,7 +56,7 @@ reproduce() {
     local name=$1 many=$2
     shift 2
     "$python" -m spidersilk.lab.cli reproduce "$@" --scale paper --jobs "$many" --resume --out "$runs" \
-        --collect "$out" --time-limit "$(left)" >"$runs/log_$name.txt" 2>&1
+        --collect "$held" --time-limit "$(left)" >"$runs/log_${piece}_$name.txt" 2>&1
     echo "$name: exit $?, $(left) s left"
 }
 
@@ -64,14 +65,14 @@ tune() {
     local name=$1 many=$2
     shift 2
     [ "$(left)" -gt 15 ] || { echo "$name: no time"; return; }
-    "$python" -m spidersilk.lab.cli tune "$@" --jobs "$many" --resume --out "$runs/tune" --to "$out" \
-        --time-limit "$(left)" >"$runs/log_$name.txt" 2>&1
+    "$python" -m spidersilk.lab.cli tune "$@" --jobs "$many" --resume --out "$runs/tune" --to "$held" \
+        --time-limit "$(left)" >"$runs/log_${piece}_$name.txt" 2>&1
     echo "$name: exit $?, $(left) s left"
 }
 
-five=sgd,momentum,adamw,sparse-sgd,sparse-adamw
+five=sparse-sgd,sparse-adamw,adamw,momentum,sgd
 trap stop_mps EXIT
-start_mps
+[ "$piece" = logistic ] || start_mps
 case $piece in
 small)
     # The language model's runs are few and long, the others many and short: two batches side by side.
@@ -95,35 +96,34 @@ entropy)
     reproduce entropy 2 table1 --only 'table1-resnet18-cifar10,table1-resnet18-svhn'
     ;;
 tune)
-    # v of these five is a gradient and no difference of two, so that bfloat16 does them no harm.
+    # v of these five is a gradient and no difference of two, so that bfloat16 does them no harm. The sparse ones take
+    # some eight steps where the others take one, so they go first. ResNet-18 fills the GPU, the others its gaps.
     resnet=(image --set model=resnet18 --set data=cifar10 --set channels_last=true --set bf16=true)
-    tune tune_resnet 7 "${resnet[@]}" --set eval_samples=5000 --methods "$five" --budget 1 --final-budget 4
-    ;;
-tuned)
-    tune tune_language 4 language --methods "$five" --budget 0.5 --final-budget 2 &
-    for set in a9a w8a mnist; do
-        tune "tune_$set" 2 logistic --set "data=$set" --device cpu --budget 12 --final-budget 30 &
-    done
-    tune tune_cnn_cifar 7 image --set model=cnn --set data=cifar10 --methods "$five" --budget 2 --final-budget 8
-    tune tune_cnn 7 image --set model=cnn --set data=mnist --methods "$five" --budget 1 --final-budget 4
+    tune resnet 8 "${resnet[@]}" --set eval_samples=5000 --methods "$five" --budget 1 --final-budget 4 &
+    tune cnn_cifar 5 image --set model=cnn --set data=cifar10 --methods "$five" --budget 2 --final-budget 8
+    tune language 5 language --methods "$five" --budget 0.5 --final-budget 2
+    tune cnn 5 image --set model=cnn --set data=mnist --methods "$five" --budget 1 --final-budget 4
     wait
     ;;
+logistic)
+    tune mnist 3 logistic --set data=mnist --device cpu --budget 12 --final-budget 30
+    ;;
 others)
-    tune tune_language 4 language --budget 0.5 --final-budget 2 &
-    tune tune_cnn_cifar 6 image --set model=cnn --set data=cifar10 --budget 2 --final-budget 8 &
-    tune tune_cnn 4 image --set model=cnn --set data=mnist --budget 1 --final-budget 4
+    tune language 4 language --budget 0.5 --final-budget 2 &
+    tune cnn_cifar 6 image --set model=cnn --set data=cifar10 --budget 2 --final-budget 8 &
+    tune cnn 4 image --set model=cnn --set data=mnist --budget 1 --final-budget 4
     wait
     ;;
 rest)
     reproduce rest "$jobs" all
     ;;
 *)
-    echo "$piece: not a piece; there are small, seeds, cifar, entropy, tune, tuned, others, rest" >&2
+    echo "$piece: not a piece; there are small, seeds, cifar, entropy, tune, logistic, others, rest" >&2
     exit 2
     ;;
 esac
-cat "$runs"/log_*.txt >"$out/log.txt"
-for file in "$out"/*.json; do # what nothing was added to
-    cmp -s "$file" "results/$(basename "$file")" && rm "$file"
+cat "$runs/log_${piece}_"*.txt >"$out/log_$piece.txt"
+for file in "$held"/*.json; do # what something was added to
+    cmp -s "$file" "results/$(basename "$file")" || cp "$file" "$out"/
 done
-tail -n 60 "$out/log.txt"
+tail -n "${LINES_SHOWN:-60}" "$out/log_$piece.txt"
