@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from rich.console import Console
+from typer.testing import CliRunner
 
 from spidersilk.lab import batch, cli, collect, grid, machine, pieces, report, reproduce, runner
 from spidersilk.lab.config import RunConfig
@@ -311,6 +312,47 @@ def test_finals_of_settings_that_are_no_longer_the_best_are_not_counted(
     assert len(other.curves("adamw")) == 2
     other.save("c")
     assert not [r for r in json.loads(other.path.read_text())["runs"] if r["name"].startswith("sgd-")]
+
+
+def test_final_runs_of_another_length_are_not_thrown_away(tuned: tuple[Tuning, Path], tmp_path: Path) -> None:
+    """With another final budget the trials serve again, in a file that has no final runs yet."""
+    made, _ = tuned
+    longer = replace(made, final_budget=4.0, tried={}, finals={})
+    before = made.path.read_bytes()
+    with pytest.raises(ValueError, match="final runs to 3 N and not 4 N"):
+        tune(longer, tmp_path / "runs", QUIET, jobs=1, resume=True, command="c", time_limit=None)
+    assert made.path.read_bytes() == before
+    trials = json.loads(made.path.read_text()) | {"runs": []}
+    longer = replace(longer, methods=["sgd"], tried={}, finals={}, path=tmp_path / "longer.json")
+    longer.path.write_text(json.dumps(trials))
+    assert tune(longer, longer.folder(tmp_path), QUIET, jobs=1, resume=True, command="c", time_limit=None)
+    told = json.loads(longer.path.read_text())
+    assert {r["config"]["budget"] for r in told["runs"]} == {4.0}
+    assert told["methods"]["sgd"]["trials"] == trials["methods"]["sgd"]["trials"]
+
+
+def test_without_all_seeds_of_a_plain_method_nothing_costs_anything(tuned: tuple[Tuning, Path], tmp_path: Path) -> None:
+    made, _ = tuned
+    part = replace(made, tried={}, finals={}, path=tmp_path / "part.json")
+    part.path.write_text(made.path.read_text())
+    part.load()
+    part.finals = {name: run for name, run in part.finals.items() if not name.endswith("seed2")}
+    part.save("c")
+    told = json.loads(part.path.read_text())
+    assert told["target"] is None
+    for cells in told["methods"].values():
+        assert (cells["queries"], cells["queries_ratio"], cells["each"]) == (None, None, [None])
+        assert cells["lowest"] != [None]
+    titles = [str(table.title) for table in part.tables()]
+    assert "no target yet" in titles[-1]
+
+
+def test_the_file_has_the_name_that_was_given(tmp_path: Path) -> None:
+    asked = ["tune", "logistic", "--methods", "sgd", "--trials", "1", "--budget", "0.2", "--seeds", "1"]
+    places = ["--out", str(tmp_path / "runs"), "--to", str(tmp_path), "--name", "mine"]
+    told = CliRunner().invoke(cli.app, [*asked, *places])
+    assert told.exit_code == 0, told.output
+    assert [path.name for path in tmp_path.glob("*.json")] == ["mine.json"]
 
 
 def test_what_is_tuned_cannot_be_set() -> None:

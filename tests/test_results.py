@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
-from spidersilk.lab import collect, evidence, page, pieces, reproduce, tuned_page, verdicts
+from spidersilk.lab import collect, evidence, figures, page, pieces, reproduce, tuned_page, verdicts
 from spidersilk.lab.evidence import Chapter
 from spidersilk.lab.figures import Curve
 
@@ -300,6 +300,26 @@ def test_ratios_of_tuned_methods_come_from_their_curves(tmp_path: Path) -> None:
     never = tuned(tmp_path / "b", {"sgd": [slow[:5], slow[:5]], "sparse-svrg": [fast, fast]})
     assert "sgd not reached" in never
     assert "No dense rival got there within 30 N" in never
+    assert "| logistic regression, w8a, to 30 N | f - f* 0.001000 | sgd | sparse-svrg | 0.25 | 1.0 | 2 |" in made
     lost = tuned(tmp_path / "c", {"sgd": [fast, fast], "sparse-svrg": [slow[:3], slow[:3]]})
     assert "**No sparse method reached the target**" in lost
     assert "edge" not in lost.split("###")[1]
+    assert "| sgd | none gets there | - | - | 2 |" in lost
+    tuned_page.draw(tmp_path / "c", tmp_path)
+    assert (tmp_path / "tune_logistic_w8a.png").is_file()
+
+
+def test_seeds_of_a_method_have_one_colour_and_one_line_in_the_legend() -> None:
+    rows = [{"queries": float(i), "seconds": float(i), "loss": 1.0 / (1 + i)} for i in range(3)]
+    curves = [Curve(label, rows) for label in ("b", "b", "c")]
+    figure = figures.panels(curves, {"queries": "q", "seconds": "s"}, "loss", "l", "t", False, labels=["a", "b", "c"])
+    assert figure is not None
+    left, right = figure.axes
+    assert left.get_legend_handles_labels()[1] == ["b", "c"]
+    first, second, third = (line.get_color() for line in left.lines)
+    assert first == second != third
+    assert [line.get_color() for line in right.lines] == [first, second, third]
+    alone = figures.panels(curves[2:], {"queries": "q"}, "loss", "l", "t", False, labels=["a", "b", "c"])
+    assert alone is not None
+    assert alone.axes[0].lines[0].get_color() == third
+    assert figures.panels(curves, {"queries": "q"}, "gap", "l", "t", False) is None

@@ -43,34 +43,64 @@ class Curve:
 
 
 def plot(curves: list[Curve], x: str, y: str, x_label: str, y_label: str, title: str, log: bool) -> Figure | None:
-    """Lines of y over x, one for each run; None if no run has them."""
+    """Lines of y over x, one for each run; None if no run has them. Runs of the same label have the same colour."""
+    return panels(curves, {x: x_label}, y, y_label, title, log)
+
+
+def panels(
+    curves: list[Curve],
+    xs: dict[str, str],
+    y: str,
+    y_label: str,
+    title: str,
+    log: bool,
+    labels: list[str] | None = None,
+) -> Figure | None:
+    """The same lines over several things side by side, each with its words. Colours go by the place in `labels`."""
+    labels = list(dict.fromkeys(curve.label for curve in curves)) if labels is None else labels
     plt = _pyplot()
     with plt.rc_context({"text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "xtick.color": _INK,
                          "ytick.color": _INK, "svg.fonttype": "none", "font.size": 10}):  # fmt: skip
-        figure, axes = plt.subplots(figsize=(6, 3.8), layout="constrained")
+        size = (6, 3.8) if len(xs) == 1 else (4.6 * len(xs), 3.8)
+        figure, grid = plt.subplots(1, len(xs), figsize=size, layout="constrained", sharey=True, squeeze=False)
         figure.patch.set_alpha(0)
-        axes.patch.set_alpha(0)
-        drawn = False
-        for number, curve in enumerate(curves):
-            xs, ys = curve.series(x, y)
-            if log:
-                xs, ys = [a for a, b in zip(xs, ys, strict=True) if b > 0], [b for b in ys if b > 0]
-            if xs:
-                style = "-" if number < len(_COLOURS) else "--"
-                axes.plot(xs, ys, style, color=_COLOURS[number % len(_COLOURS)], label=curve.label, linewidth=1.8)
-                if curve.status == "diverged":
-                    axes.plot(xs[-1:], ys[-1:], "x", color=_COLOURS[number % len(_COLOURS)], markersize=9)
-                drawn = True
+        drawn = 0
+        for axes, (x, x_label) in zip(grid[0], xs.items(), strict=True):
+            axes.patch.set_alpha(0)
+            drawn += _draw(axes, curves, labels, x, y, log)
+            axes.set(xlabel=x_label)
+            axes.grid(alpha=0.25)
         if not drawn:
             plt.close(figure)
             return None
+        first = grid[0][0]
         if log:
-            axes.set_yscale("log")
-        axes.set(xlabel=x_label, ylabel=y_label, title=title)
-        axes.grid(alpha=0.25)
-        many = len(curves) > len(_COLOURS)
-        axes.legend(frameon=False, fontsize=6 if many else 8, ncols=2 if many else 1)
+            first.set_yscale("log")
+        first.set(ylabel=y_label)
+        first.set_title(title) if len(xs) == 1 else figure.suptitle(title)
+        many = len(first.get_legend_handles_labels()[0]) > len(_COLOURS)
+        first.legend(frameon=False, fontsize=6 if many else 8, ncols=2 if many else 1)
         return figure
+
+
+def _draw(axes: Any, curves: list[Curve], labels: list[str], x: str, y: str, log: bool) -> int:
+    """How many labels had lines to draw."""
+    named: set[str] = set()
+    width = 1.8 if len({curve.label for curve in curves}) == len(curves) else 1.1
+    for curve in curves:
+        number = labels.index(curve.label)
+        xs, ys = curve.series(x, y)
+        if log:
+            xs, ys = [a for a, b in zip(xs, ys, strict=True) if b > 0], [b for b in ys if b > 0]
+        if not xs:
+            continue
+        colour, style = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else "--"
+        label = None if curve.label in named else curve.label
+        axes.plot(xs, ys, style, color=colour, label=label, linewidth=width)
+        if curve.status == "diverged":
+            axes.plot(xs[-1:], ys[-1:], "x", color=colour, markersize=9)
+        named.add(curve.label)
+    return len(named)
 
 
 def svg(figure: Figure, name: str) -> str:

@@ -47,6 +47,7 @@ def write(results: Path, to: Path, figures: Path | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for chapter in found:
         draw(chapter, folder)
+    tuned_page.draw(results, folder)
     to.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(to, text(results, found).encode())
     return to

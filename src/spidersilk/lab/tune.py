@@ -67,6 +67,11 @@ class Tuning:
             else:
                 self.dropped.append(method)  # its trials are of another grid
         self.finals = {run["name"]: run for run in held["runs"]}
+        if held["final_budget"] != self.final_budget and self.finals:
+            raise ValueError(
+                f"{self.path} has final runs to {held['final_budget']:g} N and not {self.final_budget:g} N: "
+                "give another --name, or move it away"
+            )
 
     def conditions(self) -> dict[str, Any]:
         own = {"task": self.base.task, "options": self.base.options, "budget": self.budget, "seed": self.base.seed}
@@ -173,7 +178,8 @@ class Tuning:
             curves = self.curves(method)
             if not curves:
                 continue
-            costs = [report.cost_to_target(c, metric, target) for c in curves]
+            known = math.isfinite(target)  # not before one plain method has all its seeds
+            costs = [report.cost_to_target(c, metric, target) if known else None for c in curves]
             medians = [statistics.median(math.inf if c is None else c[i] for c in costs) for i in (0, 1)]
             told[method] = {
                 "queries": medians[0],
@@ -209,6 +215,8 @@ class Tuning:
         if not results:
             return
         title = f"cost to {report.words(self.metric())} {self.target():.4g}, medians of {self.seeds} seeds"
+        if math.isinf(self.target()):
+            title = "no target yet: no plain method has all its seeds"
         shown = Table("method", "queries / N", "ratio", "seconds", "ratio", "lowest", title=title)
         for method, told in results.items():
             cells = [f"{told[k]:.3g}" if told[k] is not None else "not reached" if k == "queries" else ""

@@ -29,6 +29,7 @@ def tune_command(
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
     out: Annotated[Path, typer.Option("--out", help="folder of the runs")] = Path("runs/tune"),
     to: Annotated[Path, typer.Option("--to", help="folder of the JSON file")] = Path("results"),
+    name: Annotated[str | None, typer.Option("--name", help="of the JSON file, in place of tune_TASK_OPTIONS")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the JSON file that is there")] = False,
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", help="seconds after which no run is started")
@@ -40,9 +41,9 @@ def tune_command(
     check_settings(base)
     base = replace(base, device=device, data_dir=None if data_dir is None else str(data_dir))
     chosen = methods_of(methods)
-    for name in chosen:
-        optimizers.find(name)
-    path = to / default_name(base)
+    for method in chosen:
+        optimizers.find(method)
+    path = to / (default_name(base) if name is None else f"{name.removesuffix('.json')}.json")
     longest = 4 * budget if final_budget is None else final_budget
     tuning = Tuning(base, chosen, trials, budget, longest, seeds, path)
     tune(tuning, tuning.folder(out), Console(), jobs=jobs, resume=resume, command=command(), time_limit=time_limit)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from spidersilk.lab import collect, report
-from spidersilk.lab.evidence import SECOND, SECOND_NAMES, number, second_text, tunings
-from spidersilk.lab.figures import Curve
-from spidersilk.lab.grid import PLAIN
+from spidersilk.lab.evidence import SECOND, SECOND_NAMES, number, second_text, table, tunings
+from spidersilk.lab.figures import Curve, panels, png
+from spidersilk.lab.grid import METHODS, PLAIN
 
 PLANNED = ("image_cnn_mnist", "image_cnn_cifar10", "image_resnet18_cifar10", "language", "ranking_100k",
            "logistic_a9a", "logistic_w8a", "logistic_mnist")  # fmt: skip
@@ -19,14 +19,22 @@ INTRO = """## Fair tuning
 `spidersilk tune` gives every method the same number of trials, and runs the best of each again over seeds
 ([lab.md](lab.md#tuning)). Queries and seconds are medians over seeds to the target, the lowest loss that all seeds of
 one of SGD, momentum and AdamW reached; ratios are to the best of these three. Seconds of runs made side by side are
-those of a shared machine.
+those of a shared machine. Step sizes are constant, so the best one depends on how long a run is: where the final runs
+are longer than the trials, a method whose step suits the short run may stop early.
 """
+NAMES = {"sgd": "SGD", "momentum": "SGD, momentum", "adamw": "AdamW", "svrg": "SVRG", "spiderboost": "SpiderBoost",
+         "sparse-spiderboost": "Algorithm 1", "sparse-svrg": "SparseSVRG", "sparse-sgd": "SparseSGD",
+         "sparse-adamw": "SparseAdamW"}  # fmt: skip
+TITLES = {"cnn": "CNN", "fc": "FC", "resnet18": "ResNet-18", "mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN"}
+TASKS = {"image": "", "language": "LSTM on PTB", "logistic": "logistic regression", "ranking": "BPR, MovieLens"}
+AXES = {"queries": "gradient queries / N", "seconds": "seconds of training, on a shared machine"}
+WIDE = 20.0  # losses that far apart are drawn on a logarithmic axis
 CLOSE = 1e-5  # f - f* to be reached on a problem whose optimum is known
 
 
 def text(results: Path) -> str:
     found = tunings(results)
-    parts = [INTRO]
+    parts = [INTRO, *_summary(found)]
     for name, held in found.items():
         parts.append(_section(name, held))
     absent = [name for name in PLANNED if f"tune_{name}" not in found]
@@ -35,10 +43,62 @@ def text(results: Path) -> str:
     return "\n".join(parts)
 
 
+def draw(results: Path, folder: Path) -> None:
+    """The final runs of each file as a PNG: the loss over queries and over seconds, a line for each seed."""
+    for name, held in tunings(results).items():
+        finals = [(m, curve) for m in _methods(held) for curve in _finals(held, m)]
+        curves = [Curve(NAMES.get(m, m), c.rows, c.status, c.reason, c.config, c.summary) for m, c in finals]
+        values = [row[held["metric"]] for c in curves for row in c.rows if row.get(held["metric"], 0.0) > 0]
+        log = bool(values) and max(values) > WIDE * min(values)
+        title = f"{_title(held)}: each method at its best of {held['trials']} trials, {len(held['seeds'])} seeds"
+        labels = list(dict.fromkeys([*NAMES.values(), *(c.label for c in curves)]))
+        figure = panels(curves, AXES, held["metric"], report.words(held["metric"]), title, log, labels)
+        if figure is not None:
+            png(figure, folder / f"{name}.png")
+
+
+def _methods(held: dict[str, Any]) -> list[str]:
+    """In the order of `METHODS`, whatever order they were tuned in."""
+    return sorted(held["methods"], key=lambda m: METHODS.index(m) if m in METHODS else len(METHODS))
+
+
+def _title(held: dict[str, Any]) -> str:
+    conditions = held["conditions"]
+    words = [TASKS.get(conditions["task"], conditions["task"])]
+    words += [TITLES.get(v, v) for v in conditions["options"].values() if isinstance(v, str)]
+    return f"{', '.join(w for w in words if w)}, to {held['final_budget']:g} N"
+
+
+def _summary(found: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each task whose final runs are there."""
+    rows = []
+    for held in found.values():
+        ratios = _ratios(held, "queries")
+        plain = min((m for m in PLAIN if m in ratios), key=lambda m: ratios[m], default=None)
+        if plain is None:
+            continue
+        target = f"{report.words(held['metric'])} {number(held['target'], 4)}"
+        sparse = min((m for m in ratios if m.startswith("sparse")), key=lambda m: ratios[m], default=None)
+        cells = ["none gets there", "-", "-"]
+        if sparse is not None:
+            cells = [sparse, number(ratios[sparse], 2), number(_ratios(held, "seconds")[sparse], 2)]
+        rows.append([_title(held), target, plain, *cells, f"{len(held['seeds'])}{_so_far(held)}"])
+    head = ["task", "target", "best plain method", "best sparse method", "its queries", "its seconds", "seeds"]
+    return [table(head, rows)] if rows else []
+
+
+def _ratios(held: dict[str, Any], unit: str) -> dict[str, float]:
+    told = {m: held["methods"][m].get(f"{unit}_ratio") for m in _methods(held)}
+    return {m: r for m, r in told.items() if r is not None}
+
+
+def _so_far(held: dict[str, Any]) -> str:
+    return "" if all(len(t.get("each", [])) == len(held["seeds"]) for t in held["methods"].values()) else " so far"
+
+
 def _section(name: str, held: dict[str, Any]) -> str:
     conditions = held["conditions"]
-    options = ", ".join(v for v in conditions["options"].values() if isinstance(v, str))
-    parts = [f"### {conditions['task']}{': ' if options else ''}{options}\n"]
+    parts = [f"### {_title(held)}\n"]
     seeds = len(held["seeds"])
     budgets = f"{held['trials']} trials to {conditions['budget']:g} N for each method, the best of each to"
     budgets += f" {held['final_budget']:g} N with {seeds} seeds"
@@ -52,7 +112,8 @@ def _section(name: str, held: dict[str, Any]) -> str:
     names += ([SECOND_NAMES[second] + " at the end"] if second else []) + ["queries / N", "ratio", "seconds' ratio"]
     head = f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|\n"
     rows = []
-    for method, told in held["methods"].items():
+    for method in _methods(held):
+        told = held["methods"][method]
         each = told.get("each", [])
         lowest = [x for x in told.get("lowest", []) if x is not None]
         cells = [
@@ -73,6 +134,10 @@ def _section(name: str, held: dict[str, Any]) -> str:
     parts.append(_conclusion(held))
     if held["metric"] == "gap":
         parts.append(_close(held))
+    if any(_finals(held, m) for m in held["methods"]):
+        parts.append(
+            f"![{_title(held)}: final runs, {report.words(held['metric'])} over queries](../results/{name}.png)\n"
+        )
     edges = [f"{m} ({t['edge']})" for m, t in held["methods"].items() if t["edge"]]
     if edges:
         parts.append(
@@ -117,13 +182,13 @@ def _is_of(run: dict[str, Any], method: str, best: dict[str, Any]) -> bool:
 
 
 def _conclusion(held: dict[str, Any]) -> str:
-    ratios = {m: t["queries_ratio"] for m, t in held["methods"].items() if t.get("queries_ratio") is not None}
+    ratios = _ratios(held, "queries")
     sparse = {m: r for m, r in ratios.items() if m.startswith("sparse")}
     plain = [m for m in PLAIN if m in ratios]
     if not plain:
         return "The final runs are not there yet.\n"
     first = min(plain, key=lambda m: ratios[m])
-    so_far = "" if all(len(t.get("each", [])) == len(held["seeds"]) for t in held["methods"].values()) else " so far"
+    so_far = _so_far(held)
     if not sparse:
         return f"**No sparse method reached the target{so_far}** of the best plain method, {first}.\n"
     best = min(sparse, key=lambda m: sparse[m])
@@ -134,7 +199,7 @@ def _conclusion(held: dict[str, Any]) -> str:
 
 def _close(held: dict[str, Any]) -> str:
     """Queries to f - f* = 1e-5, which the best plain method need not have reached."""
-    costs = {m: _to(held, m, CLOSE) for m in held["methods"]}
+    costs = {m: _to(held, m, CLOSE) for m in _methods(held)}
     told = ", ".join(f"{m} {number(c)} N" if c is not None else f"{m} not reached" for m, c in costs.items())
     reached = {m: c for m, c in costs.items() if c is not None}
     sparse = [c for m, c in reached.items() if m.startswith("sparse")]
