@@ -9,17 +9,20 @@
 # cifar    cifar10                     Figure 1 left, Table 1 of FC and CNN
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
 # tune     cifar10, ptb, mnist         SGD, momentum, AdamW, SparseSGD and SparseAdamW tuned: ResNet-18, CNN, language
-# logistic mnist                       logistic regression tuned, on the CPU; may run beside another piece
+# longer   cifar10                     the CNN of tune once more, tuned at 8 N for runs to 8 N
+# ideas    mnist, cifar10              benchmarks/network_ideas.py
+# logistic mnist                       logistic regression tuned, on the CPU
 # others   cifar10, ptb, mnist         the other methods of the tasks of tune
 # rest     all                         what `reproduce all` has not finished; MovieLens 1M, vocabulary 10,000 too
 #
 # OUT gets paper_*.json and tune_*.json, to be copied into results/, and log_PIECE.txt. What results/ or an earlier piece
 # has finished is not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
-# by side in small, seeds and rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS, by which small
-# kernels of several processes run at once. SPIDERSILK_DATA is the folder of the data.
+# by side in small, seeds, longer, ideas and rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS, by
+# which small kernels of several processes run at once. Pieces that need different data or make different files can run side
+# by side. SPIDERSILK_DATA is the folder of the data.
 set -u
-piece=${1:?small, seeds, cifar, entropy, tune, logistic, others or rest}
+piece=${1:?small, seeds, cifar, entropy, tune, longer, ideas, logistic, others or rest}
 out=${2:?folder for the results}
 seconds=${3:-500}
 runs=${RUNS:-/tmp/spidersilk-runs}
@@ -29,17 +32,18 @@ began=$(date +%s)
 cd "$(dirname "$0")/.."
 held=$runs/held # what earlier pieces on this machine have made, over what results/ has
 mkdir -p "$out" "$held"
-cp -n results/paper_*.json results/tune_*.json "$held"/ 2>/dev/null
+cp -n results/paper_*.json results/tune_*.json results/network_ideas.json "$held"/ 2>/dev/null
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 SPIDERSILK_OFFLINE=1 COLUMNS=150
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/spidersilk-triton}
 
+mine=
 left() { echo $((began + seconds - $(date +%s))); }
 
 start_mps() {
     [ "${MPS:-1}" = 1 ] && command -v nvidia-cuda-mps-control >/dev/null || { echo "without MPS"; return; }
     export CUDA_MPS_PIPE_DIRECTORY=/tmp/spidersilk-mps CUDA_MPS_LOG_DIRECTORY=/tmp/spidersilk-mps-log
     mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-    nvidia-cuda-mps-control -d
+    nvidia-cuda-mps-control -d >/dev/null 2>&1 && mine=1 # else another piece has started it
     if timeout 40 "$python" -c 'import torch; torch.ones(9, device="cuda").sum().item()'; then
         echo "with MPS"
     else
@@ -49,7 +53,7 @@ start_mps() {
     fi
 }
 
-stop_mps() { [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1; }
+stop_mps() { [ -z "$mine" ] || echo quit | timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1; }
 
 # reproduce NAME JOBS WHAT OPTIONS...
 reproduce() {
@@ -100,17 +104,25 @@ tune)
     # some eight steps where the others take one, so they go first. ResNet-18 fills the GPU, the others its gaps.
     resnet=(image --set model=resnet18 --set data=cifar10 --set channels_last=true --set bf16=true)
     tune resnet 8 "${resnet[@]}" --set eval_samples=5000 --methods "$five" --budget 1 --final-budget 4 &
-    tune cnn_cifar 5 image --set model=cnn --set data=cifar10 --methods "$five" --budget 2 --final-budget 8
+    tune cnn_cifar 5 image --set model=cnn --set data=cifar10 --methods "$five" --budget 2 --final-budget 2
     tune language 5 language --methods "$five" --budget 0.5 --final-budget 2
     tune cnn 5 image --set model=cnn --set data=mnist --methods "$five" --budget 1 --final-budget 4
     wait
+    ;;
+longer)
+    longer=(--budget 8 --final-budget 8 --name tune_image_cnn_cifar10_8)
+    tune cnn_cifar_8 "$jobs" image --set model=cnn --set data=cifar10 --methods "$five" "${longer[@]}"
+    ;;
+ideas)
+    timeout "$(left)" "$python" benchmarks/network_ideas.py --jobs "$jobs" --save --to "$held" >"$runs/log_ideas_.txt" 2>&1
+    echo "ideas: exit $?, $(left) s left"
     ;;
 logistic)
     tune mnist 3 logistic --set data=mnist --device cpu --budget 12 --final-budget 30
     ;;
 others)
     tune language 4 language --budget 0.5 --final-budget 2 &
-    tune cnn_cifar 6 image --set model=cnn --set data=cifar10 --budget 2 --final-budget 8 &
+    tune cnn_cifar 6 image --set model=cnn --set data=cifar10 --budget 2 --final-budget 2 &
     tune cnn 4 image --set model=cnn --set data=mnist --budget 1 --final-budget 4
     wait
     ;;
@@ -118,7 +130,7 @@ rest)
     reproduce rest "$jobs" all
     ;;
 *)
-    echo "$piece: not a piece; there are small, seeds, cifar, entropy, tune, logistic, others, rest" >&2
+    echo "$piece: not a piece; there are small, seeds, cifar, entropy, tune, longer, ideas, logistic, others, rest" >&2
     exit 2
     ;;
 esac

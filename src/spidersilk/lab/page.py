@@ -222,4 +222,4 @@ def missing(found: list[Chapter]) -> str:
         elif short:
             lines.append(f"- {chapter.title}: {', '.join(short)}")
     told = "\n".join(lines) or "Nothing."
-    return f"## What was cut\n\nRuns that are not there or not whole, for want of time on a GPU:\n\n{told}\n"
+    return f"## What was cut\n\nRuns that are not there or not whole, for want of time:\n\n{told}\n"

@@ -66,7 +66,9 @@ def _title(held: dict[str, Any]) -> str:
     conditions = held["conditions"]
     words = [TASKS.get(conditions["task"], conditions["task"])]
     words += [TITLES.get(v, v) for v in conditions["options"].values() if isinstance(v, str)]
-    return f"{', '.join(w for w in words if w)}, to {held['final_budget']:g} N"
+    budget, length = conditions["budget"], f"to {held['final_budget']:g} N"
+    at = "" if budget == held["final_budget"] else f" (tuned at {budget:g} N)"
+    return f"{', '.join(w for w in words if w)}, {length}{at}"
 
 
 def _summary(found: dict[str, dict[str, Any]]) -> list[str]:
