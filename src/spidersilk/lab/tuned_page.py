@@ -201,16 +201,23 @@ def _conclusion(held: dict[str, Any]) -> str:
 
 def _close(held: dict[str, Any]) -> str:
     """Queries to f - f* = 1e-5, which the best plain method need not have reached."""
-    costs = {m: _to(held, m, CLOSE) for m in _methods(held)}
+    costs = {m: _to(held, m, CLOSE) for m in _methods(held) if _finals(held, m)}
+    if not costs:
+        return ""
     told = ", ".join(f"{m} {number(c)} N" if c is not None else f"{m} not reached" for m, c in costs.items())
-    reached = {m: c for m, c in costs.items() if c is not None}
-    sparse = [c for m, c in reached.items() if m.startswith("sparse")]
-    rivals = [c for m, c in reached.items() if not m.startswith("sparse")]
     text = f"To f - f* = {CLOSE:g}: {told}."
-    if sparse and rivals:
-        text += (
-            f" The best rival needs {number(min(rivals) / min(sparse), 2)} times the queries of the best sparse method."
-        )
-    elif sparse:
-        text += f" No dense rival got there within {held['final_budget']:g} N."
+    sparse = min((c for m, c in costs.items() if c is not None and m.startswith("sparse")), default=None)
+    if sparse is not None:
+        plain = {m: c for m, c in costs.items() if m in PLAIN}
+        dense = {m: c for m, c in costs.items() if m not in PLAIN and not m.startswith("sparse")}
+        words = (("SGD, momentum and AdamW", plain), ("SVRG and SpiderBoost", dense))
+        rivals = [_beside(names, found, sparse, held["final_budget"]) for names, found in words if found]
+        text += f" Beside the best sparse method {' and '.join(rivals)}."
     return text + "\n"
+
+
+def _beside(names: str, costs: dict[str, float | None], sparse: float, within: float) -> str:
+    reached = [c for c in costs.values() if c is not None]
+    if reached:
+        return f"the best of {names} needs {number(min(reached) / sparse, 2)} times the queries"
+    return f"the best of {names}, not there after {within:g} N, more than {number(within / sparse, 2)} times"
