@@ -111,7 +111,11 @@ def _section(name: str, held: dict[str, Any]) -> str:
     costs = {m: _to(held, m, target) for m in held["methods"]} if target is not None else {}
     second = SECOND.get(conditions["task"])
     names = ["method", "best settings", "trial's loss", "seeds", "lowest loss"]
-    names += ([SECOND_NAMES[second] + " at the end"] if second else []) + ["queries / N", "ratio", "seconds' ratio"]
+    names += ([SECOND_NAMES[second] + " at the end (best)"] if second else []) + [
+        "queries / N",
+        "ratio",
+        "seconds' ratio",
+    ]
     head = f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|\n"
     rows = []
     for method in _methods(held):
@@ -170,10 +174,14 @@ def _finals(held: dict[str, Any], method: str) -> list[Curve]:
 
 
 def _at_the_end(held: dict[str, Any], method: str, second: str) -> str:
-    """Median over seeds, of those that did not diverge."""
-    values = [c.series("queries", second)[1][-1:] for c in _finals(held, method) if c.status == "finished"]
-    last = [v for found in values for v in found]
-    return second_text(statistics.median(last), second) if last else "-"
+    """Medians over seeds that did not diverge, of the last value and of the best."""
+    values = [c.series("queries", second)[1] for c in _finals(held, method) if c.status == "finished"]
+    best = min if second == "valid_loss" else max
+    told = [(v[-1], best(v)) for v in values if v]
+    if not told:
+        return "-"
+    last, top = (second_text(statistics.median(column), second) for column in zip(*told, strict=True))
+    return f"{last} ({top})"
 
 
 def _is_of(run: dict[str, Any], method: str, best: dict[str, Any]) -> bool:
