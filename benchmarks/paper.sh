@@ -7,6 +7,7 @@
 # small    mnist, ptb, perhaps svhn    Figure 1 right, Figure 2, sparsity sweep, Table 1 of FC and CNN
 # seeds    mnist, perhaps svhn         what of these takes under a minute, with SEEDS seeds
 # cifar    cifar10                     Figure 1 left, Table 1 of FC and CNN
+# language ptb                         what is left of Figure 2, then with a vocabulary of 10,000
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
 # tune     cifar10, ptb, mnist         SGD, momentum, AdamW, SparseSGD and SparseAdamW tuned: ResNet-18, CNN, language
 # longer   cifar10                     the CNN of tune once more, tuned at 8 N for runs to 8 N
@@ -22,7 +23,7 @@
 # which small kernels of several processes run at once. Pieces that need different data or make different files can run side
 # by side. SPIDERSILK_DATA is the folder of the data.
 set -u
-piece=${1:?small, seeds, cifar, entropy, tune, longer, ideas, logistic, others or rest}
+piece=${1:?small, seeds, cifar, language, entropy, tune, longer, ideas, logistic, others or rest}
 out=${2:?folder for the results}
 seconds=${3:-500}
 runs=${RUNS:-/tmp/spidersilk-runs}
@@ -96,6 +97,12 @@ cifar)
         sparse-spiderboost-adaptive)
     reproduce cifar 8 figure1,table1 --only "${first}table1-cnn-cifar10,table1-fc-cifar10,figure1-left-*"
     ;;
+language)
+    many=$((jobs > 8 ? 8 : jobs))
+    reproduce language "$many" figure2 --only "$(printf 'figure2-%s,' sparse-svrg sparse-sgd sparse-svrg-refresh \
+        sparse-svrg-selected sparse-spiderboost sparse-spiderboost-adaptive)$(printf 'figure2-10k-%s,' sgd spiderboost \
+        sparse-spiderboost sparse-svrg sparse-sgd)figure2-10k-*"
+    ;;
 entropy)
     reproduce entropy 2 table1 --only 'table1-resnet18-cifar10,table1-resnet18-svhn'
     ;;
@@ -130,7 +137,7 @@ rest)
     reproduce rest "$jobs" all
     ;;
 *)
-    echo "$piece: not a piece; there are small, seeds, cifar, entropy, tune, longer, ideas, logistic, others, rest" >&2
+    echo "$piece: not a piece; there are small, seeds, cifar, language, entropy, tune, longer, ideas, logistic, others, rest" >&2
     exit 2
     ;;
 esac
