@@ -13,12 +13,17 @@ from typing import Any
 
 import doc_numbers
 import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
+import spidersilk as silk
 from spidersilk.lab import collect, evidence, figures, page, pieces, reproduce, tuned_page, verdicts
 from spidersilk.lab.evidence import Chapter
 from spidersilk.lab.figures import Curve
+from spidersilk.lab.models import convolutional
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -327,3 +332,52 @@ def test_seeds_of_a_method_have_one_colour_and_one_line_in_the_legend() -> None:
     assert alone is not None
     assert alone.axes[0].lines[0].get_color() == third
     assert figures.panels(curves, {"queries": "q"}, "gap", "l", "t", False) is None
+
+
+# What was tried on networks: a loop apart from the library, which has to take the library's steps.
+
+
+def test_the_loop_for_ideas_takes_the_steps_of_sparse_adamw(monkeypatch) -> None:
+    ideas = _benchmark(monkeypatch, "network_ideas")
+    net = ideas.Flat(torch.device("cpu"), seed=0)
+    torch.manual_seed(0)
+    model = convolutional()
+    optimizer = silk.SparseAdamW(model.parameters(), lr=0.002, k1=0.1)
+    base = ideas.Base("adamw", net.x)
+    start = net.x.clone()
+    chosen = torch.empty(0, dtype=torch.long)
+    for t in range(8):
+        x, y = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (20,))
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            loss = F.cross_entropy(model(x.float() / 255), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure, anchor=t % 4 == 0, samples=20)
+        gradient = net.gradient((x, y)).clone()
+        if t % 4 == 0:
+            chosen, _ = ideas.choose(gradient.abs(), "top", round(0.1 * len(net.x)))
+            base.step(gradient, slice(None), 0.002)
+        else:
+            base.step(gradient[chosen], chosen, 0.002)
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(net.x, flat, rtol=0, atol=1e-6)
+    assert (flat - start).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("pick", ["random", "importance"])
+def test_what_is_chosen_for_ideas_estimates_without_bias(monkeypatch, pick: str) -> None:
+    """The mean over draws of a coordinate's factor, 0 where it is not chosen, is 1 within 5 standard errors."""
+    ideas = _benchmark(monkeypatch, "network_ideas")
+    torch.manual_seed(0)
+    memory, draws = torch.rand(100) ** 40, 4000  # so uneven that some are sure to be chosen
+    total, squares = torch.zeros(100), torch.zeros(100)
+    for _ in range(draws):
+        chosen, scale = ideas.choose(memory, pick, 10)
+        total[chosen] += scale
+        squares[chosen] += scale**2
+    mean = total / draws
+    error = ((squares / draws - mean**2) / draws).clamp_min(1e-12).sqrt()
+    assert ((mean - 1).abs() <= 5 * error).all()
+    assert (error < 0.2).all()
