@@ -42,7 +42,6 @@ LOOKED_AT = 10_000  # training samples of which the loss is told
 class Idea:
     base: str = "adamw"  # or sgd, momentum
     v: str = "fresh"  # or rtop: v of the anchor + a scaled difference, all move; refresh: unscaled, v keeps it
-    late: str = ""  # v in the second half of the queries, where it changes
     pick: str = "top"  # or random: half of the k drawn evenly; importance: half in proportion to M
     compact: bool = False  # an anchor moves what is selected only, and what is not has no state
     anchor: int = 100
@@ -51,6 +50,7 @@ class Idea:
     grow: float = 1.0  # of the anchor, from one to the next, and of the loop with it
     slope: float = 0.0  # lr (1 + slope) after an anchor, falling to lr (1 - slope)
     lr: float = 0.002  # the second of the four
+    late: Idea | None = None  # in place of this in the second half of the queries, with its own lr in proportion
 
 
 FRESH = Idea()
@@ -74,8 +74,8 @@ IDEAS: dict[str, Idea] = {
     "SparseSVRG, growing anchors": replace(ANCHORED, anchor=500, loop=50, grow=1.2),
     "SparseSVRG, larger lr after an anchor": replace(ANCHORED, slope=0.5),
     "SparseSVRG, refresh": replace(ANCHORED, v="refresh"),
-    "SparseSVRG, refresh early, rtop late": replace(ANCHORED, v="refresh", late="rtop"),
-    "SparseSGD early, SparseSVRG late": replace(ANCHORED, v="fresh", late="rtop", lr=0.1),
+    "SparseSVRG, refresh early, rtop late": replace(ANCHORED, v="refresh", late=ANCHORED),
+    "SparseSGD early, SparseSVRG late": replace(FRESH, base="sgd", lr=0.1, late=ANCHORED),
 }  # fmt: skip
 
 
@@ -191,12 +191,15 @@ def run(name: str, idea: Idea, seed: int, device: torch.device) -> float:
     k, queries, large, every = round(0.1 * d), 0.0, float(idea.anchor), slice(None)
     memory, before = torch.zeros_like(net.x), torch.zeros(d, dtype=torch.bool, device=device)
     while queries < budget:
-        form = idea.late if idea.late and queries > budget / 2 else idea.v
+        if idea.late is not None and queries > budget / 2:
+            idea = idea.late
+            large = float(idea.anchor)
         rows = min(int(large), len(x))
         v = net.gradient(take(rows)).clone()
         queries += rows
         at, anchored = net.x.clone(), v.clone()
-        memory = v.abs() if form == "fresh" else ALPHA * v.abs() + (1 - ALPHA) * memory
+        if idea.v == "fresh" or not memory.any():
+            memory = v.abs()
         chosen, scale = choose(memory, idea.pick, k)
         if idea.compact:
             now = torch.zeros_like(before)
@@ -209,37 +212,48 @@ def run(name: str, idea: Idea, seed: int, device: torch.device) -> float:
         loop = max(1, round(idea.loop * large / idea.anchor)) - 1
         large *= idea.grow
         for t in range(loop):
-            lr = idea.lr * (1 + idea.slope * (1 - 2 * t / max(1, loop - 1)))
-            batch = take(idea.batch)
-            queries += idea.batch * len(chosen) / d * (1 if form == "fresh" else 2)
-            if form == "fresh":
-                base.step(net.gradient(batch)[chosen], chosen, lr)
-            else:
-                chosen, scale = choose(memory, idea.pick, k)
-                difference = net.gradient(batch)[chosen] - net.gradient(batch, at)[chosen]
-                if form == "rtop":
-                    v = anchored.clone()
-                    difference *= scale
-                v[chosen] = anchored[chosen] + difference
-                base.step(v, every, lr)
-                memory = ALPHA * v.abs() + (1 - ALPHA) * memory
             if queries >= budget:
                 break
+            lr = idea.lr * (1 + idea.slope * (1 - 2 * t / max(1, loop - 1)))
+            batch = take(idea.batch)
+            if idea.v == "fresh":
+                base.step(net.gradient(batch)[chosen], chosen, lr)
+                queries += idea.batch * len(chosen) / d
+                continue
+            chosen, scale = choose(memory, idea.pick, k)
+            difference = net.gradient(batch)[chosen] - net.gradient(batch, at)[chosen]
+            if idea.v == "rtop":
+                v = anchored.clone()
+                difference *= scale
+            v[chosen] = anchored[chosen] + difference
+            base.step(v, every, lr)
+            queries += 2 * idea.batch * len(chosen) / d
+            memory = ALPHA * v.abs() + (1 - ALPHA) * memory
         if not bool(net.x.isfinite().all()):
             return math.inf
     return net.loss(x[:LOOKED_AT], y[:LOOKED_AT])
+
+
+def with_step(idea: Idea, factor: float) -> Idea:
+    late = None if idea.late is None else with_step(idea.late, factor)
+    return replace(idea, lr=factor * idea.lr, late=late)
 
 
 def tuned(task: tuple[str, str, str]) -> tuple[str, str, dict[str, Any]]:
     name, words, device = task
     torch.set_num_threads(1)
     idea, place = IDEAS[words], torch.device(device)
-    trials = {lr: run(name, replace(idea, lr=lr), 0, place) for lr in (idea.lr * f for f in (0.5, 1.0, 2.0, 4.0))}
-    best = min(trials, key=lambda lr: trials[lr] if math.isfinite(trials[lr]) else math.inf)
-    each = [run(name, replace(idea, lr=best), seed, place) for seed in (1, 2, 3)]
-    told = {"trials": [{"lr": lr, "loss": _finite(loss)} for lr, loss in trials.items()], "lr": best}
-    told["edge"] = best in (min(trials), max(trials))
+    trials = {factor: run(name, with_step(idea, factor), 0, place) for factor in (0.5, 1.0, 2.0, 4.0)}
+    best = min(trials, key=lambda factor: trials[factor] if math.isfinite(trials[factor]) else math.inf)
+    each = [run(name, with_step(idea, best), seed, place) for seed in (1, 2, 3)]
+    told: dict[str, Any] = {"trials": [{"lr": f * idea.lr, "loss": _finite(loss)} for f, loss in trials.items()]}
+    told |= {"lr": best * idea.lr, "edge": best in (min(trials), max(trials))}
     return name, words, told | {"each": [_finite(x) for x in each], "loss": _finite(statistics.median(each))}
+
+
+def _is_held(figures: dict[str, Any], name: str, words: str) -> bool:
+    held = figures.get(name, {}).get("ideas", {}).get(words)
+    return held is not None and held["settings"] == asdict(IDEAS[words])
 
 
 def _finite(value: float) -> float | None:
@@ -259,7 +273,7 @@ def main() -> None:
     path = given.to / "network_ideas.json"
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.is_file() else {}
     tasks = [(name, words, given.device) for name in given.sets.split(",") for words in IDEAS if given.only in words]
-    tasks = [t for t in tasks if t[1] not in figures.get(t[0], {}).get("ideas", {})]
+    tasks = [t for t in tasks if not _is_held(figures, *t[:2])]
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
         for name, words, told in pool.imap_unordered(tuned, tasks):
             held = figures.setdefault(name, {"budget": SETS[name], "ideas": {}})

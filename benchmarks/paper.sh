@@ -19,9 +19,10 @@
 # OUT gets paper_*.json and tune_*.json, to be copied into results/, and log_PIECE.txt. What results/ or an earlier piece
 # has finished is not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
-# by side in small, seeds, longer, ideas and rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS, by
-# which small kernels of several processes run at once. Pieces that need different data or make different files can run side
-# by side. SPIDERSILK_DATA is the folder of the data.
+# by side in small, seeds, longer, ideas and rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS,
+# by which small kernels of several processes run at once. Pieces that add to different files can run side by side; then
+# start MPS before them (in /tmp/spidersilk-mps), since the piece that starts it ends it. SPIDERSILK_DATA is the folder of
+# the data.
 set -u
 piece=${1:?small, seeds, cifar, language, entropy, tune, longer, ideas, logistic, others or rest}
 out=${2:?folder for the results}
@@ -31,9 +32,14 @@ jobs=${JOBS:-14}
 python=${PYTHON:-python3}
 began=$(date +%s)
 cd "$(dirname "$0")/.."
-held=$runs/held # what earlier pieces on this machine have made, over what results/ has
-mkdir -p "$out" "$held"
-cp -n results/paper_*.json results/tune_*.json results/network_ideas.json "$held"/ 2>/dev/null
+held=$runs/held given=$runs/given # what pieces on this machine add to, and what results/ had of it
+mkdir -p "$out" "$held" "$given"
+for file in results/paper_*.json results/tune_*.json results/network_ideas.json; do
+    if [ -f "$file" ] && ! cmp -s "$file" "$given/$(basename "$file")"; then # new, or changed in results/ since
+        cp "$file" "$held"/
+        cp "$file" "$given"/
+    fi
+done
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 SPIDERSILK_OFFLINE=1 COLUMNS=150
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/spidersilk-triton}
 
@@ -50,6 +56,7 @@ start_mps() {
     else
         echo "MPS does not work here"
         stop_mps
+        mine=
         unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
     fi
 }
@@ -75,6 +82,7 @@ tune() {
     echo "$name: exit $?, $(left) s left"
 }
 
+language=(language --set eval_pieces=100 --budget 1 --final-budget 2)
 five=sparse-sgd,sparse-adamw,adamw,momentum,sgd
 trap stop_mps EXIT
 [ "$piece" = logistic ] || start_mps
@@ -112,7 +120,7 @@ tune)
     resnet=(image --set model=resnet18 --set data=cifar10 --set channels_last=true --set bf16=true)
     tune resnet 8 "${resnet[@]}" --set eval_samples=5000 --methods "$five" --budget 1 --final-budget 4 &
     tune cnn_cifar 5 image --set model=cnn --set data=cifar10 --methods "$five" --budget 2 --final-budget 2
-    tune language 5 language --methods "$five" --budget 0.5 --final-budget 2
+    tune language 5 "${language[@]}" --methods "$five"
     tune cnn 5 image --set model=cnn --set data=mnist --methods "$five" --budget 1 --final-budget 4
     wait
     ;;
@@ -121,14 +129,16 @@ longer)
     tune cnn_cifar_8 "$jobs" image --set model=cnn --set data=cifar10 --methods "$five" "${longer[@]}"
     ;;
 ideas)
-    timeout "$(left)" "$python" benchmarks/network_ideas.py --jobs "$jobs" --save --to "$held" >"$runs/log_ideas_.txt" 2>&1
+    [ "$(left)" -gt 15 ] || exit 1
+    timeout "$(left)" "$python" benchmarks/network_ideas.py --jobs "$jobs" --save --to "$held" \
+        >"$runs/log_ideas_.txt" 2>&1
     echo "ideas: exit $?, $(left) s left"
     ;;
 logistic)
     tune mnist 3 logistic --set data=mnist --device cpu --budget 12 --final-budget 30
     ;;
 others)
-    tune language 4 language --budget 0.5 --final-budget 2 &
+    tune language 4 "${language[@]}" &
     tune cnn_cifar 6 image --set model=cnn --set data=cifar10 --budget 2 --final-budget 2 &
     tune cnn 4 image --set model=cnn --set data=mnist --budget 1 --final-budget 4
     wait
@@ -137,12 +147,12 @@ rest)
     reproduce rest "$jobs" all
     ;;
 *)
-    echo "$piece: not a piece; there are small, seeds, cifar, language, entropy, tune, longer, ideas, logistic, others, rest" >&2
+    echo "$piece is not a piece: see the head of $0" >&2
     exit 2
     ;;
 esac
 cat "$runs/log_${piece}_"*.txt >"$out/log_$piece.txt"
 for file in "$held"/*.json; do # what something was added to
-    cmp -s "$file" "results/$(basename "$file")" || cp "$file" "$out"/
+    cmp -s "$file" "$given/$(basename "$file")" || cp "$file" "$out"/
 done
 tail -n "${LINES_SHOWN:-60}" "$out/log_$piece.txt"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import spidersilk
-from spidersilk.lab.runner import machine, revision
+from spidersilk.lab.runner import machine, revision, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -33,5 +33,5 @@ def save(name: str, seeds: list[int], figures: dict[str, Any], folder: Path = RE
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
     return path

@@ -28,6 +28,7 @@ import spidersilk as silk
 from spidersilk.lab import batch, cli, demo, files, optimizers, pieces, report, reproduce, runner, tasks
 from spidersilk.lab.config import RunConfig, apply_settings, from_dict, from_yaml
 from spidersilk.lab.inspecting import TaskSource
+from spidersilk.lab.tasks.language import Language
 from spidersilk.loader import AnchorLoader
 from spidersilk.schedule import Fixed
 
@@ -364,6 +365,22 @@ def test_a_stateful_task_is_inspected_with_the_state_of_its_reference(data_dir: 
         optimizer.step(closure, anchor=is_anchor)
         source.stepped()
     assert [m.top_energy for m in told] == [0.0] * 5
+
+
+@pytest.mark.parametrize("rows", [5, 10, 20, 40])
+def test_evaluated_text_is_as_old_as_the_rest(data_dir: str, rows: int) -> None:
+    """When a pass over the text in so many rows comes to the tokens that are looked at is spread evenly over it: the
+    largest difference from the even distribution. The first 20,000 of 200,000 tokens have 0.5 with 5 rows."""
+    options = {"hidden": 8, "embedding": 4, "train_tokens": 200_000}
+    task = tasks.find("language")(options, data_dir, torch.device("cpu"))
+    assert isinstance(task, Language)
+    pieces = task._spread(torch.arange(200_000))
+    assert pieces.shape == (100, 200)
+    assert 0 <= pieces.min() < 2000
+    assert 198_000 < pieces.max() < 200_000
+    ages = (pieces.flatten().double() * rows / 200_000 % 1).sort().values
+    even = torch.linspace(0, 1, len(ages), dtype=torch.float64)
+    assert (ages - even).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(("optimizer", "task"), [("sparse-svrg", "logistic"), ("sparse-spiderboost", "image")])

@@ -270,7 +270,21 @@ def test_trials_of_another_grid_are_made_anew(tuned: tuple[Tuning, Path], tmp_pa
     other.path.write_text(json.dumps(held))
     other.load()
     assert other.tried == {m: t for m, t in made.tried.items() if m != "sgd"}
-    assert other.dropped == ["sgd"]
+    assert list(other.dropped) == ["sgd"]
+    other.save("c")  # nothing is lost before it is made anew
+    told = json.loads(other.path.read_text())
+    assert told["methods"]["sgd"] == held["methods"]["sgd"]
+    assert [r["name"] for r in told["runs"]] == [r["name"] for r in held["runs"]]
+
+
+def test_fewer_seeds_are_refused_and_costs_are_read_from_every_evaluation(tuned: tuple[Tuning, Path]) -> None:
+    made, folder = tuned
+    with pytest.raises(ValueError, match="has final runs of 2 seeds: give --seeds 2"):
+        replace(made, seeds=1, tried={}, finals={}).load()
+    told = json.loads(made.path.read_text())
+    looks = {r["name"]: len(r["curve"]["queries"]) for r in told["runs"]}
+    assert looks == {name: len(metrics(folder / "runs" / name)) for name in looks}
+    assert max(looks.values()) > 50
 
 
 @pytest.mark.parametrize("change", [{"budget": 2.0}, {"bf16": True}, {"options": {"data": "digits"}}])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
+import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +23,7 @@ from torch.nn import functional as F
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
 import spidersilk as silk
-from spidersilk.lab import collect, evidence, figures, page, pieces, reproduce, tuned_page, verdicts
+from spidersilk.lab import collect, evidence, figures, grid, page, pieces, report, reproduce, tuned_page, verdicts
 from spidersilk.lab.evidence import Chapter
 from spidersilk.lab.figures import Curve
 from spidersilk.lab.models import convolutional
@@ -332,6 +335,59 @@ def test_seeds_of_a_method_have_one_colour_and_one_line_in_the_legend() -> None:
     assert alone is not None
     assert alone.axes[0].lines[0].get_color() == third
     assert figures.panels(curves, {"queries": "q"}, "gap", "l", "t", False) is None
+    apart = figures.plot(curves, "queries", "loss", "q", "l", "t", False)  # two runs that happen to be called alike
+    assert apart is not None
+    assert len({line.get_color() for line in apart.axes[0].lines}) == 3
+    assert apart.axes[0].get_legend_handles_labels()[1] == ["b", "b", "c"]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("tune_*.json")), ids=lambda path: path.stem)
+def test_costs_and_ratios_of_a_file_are_those_of_its_curves(path: Path) -> None:
+    held = json.loads(path.read_text())
+    seeds, medians = len(held["seeds"]), {}
+    for method, told in held["methods"].items():
+        curves = tuned_page._finals(held, method)
+        assert len(curves) == len(told.get("each", [])), method
+        if held["target"] is None or not curves:
+            continue
+        costs = [report.cost_to_target(c, held["metric"], held["target"]) for c in curves]
+        assert [None if c is None else pytest.approx(list(c), rel=1e-3) for c in costs] == told["each"], method
+        medians[method] = [statistics.median(math.inf if c is None else c[i] for c in costs) for i in (0, 1)]
+    whole = [m for m in grid.PLAIN if m in medians and len(held["methods"][m]["each"]) == seeds]
+    for i, unit in enumerate(("queries", "seconds")):
+        base = min((medians[m][i] for m in whole), default=math.inf)
+        for method, middle in medians.items():
+            found = held["methods"][method][f"{unit}_ratio"]
+            wanted = middle[i] / base
+            assert found is None if math.isinf(wanted) else found == pytest.approx(wanted, rel=1e-3), (method, unit)
+
+
+HEADLINES = {
+    "ResNet-18, CIFAR-10, 4 N": "tune_image_resnet18_cifar10",
+    "CNN, CIFAR-10, 2 N": "tune_image_cnn_cifar10",
+    "LSTM, PTB, 2 N": "tune_language",
+    "BPR, MovieLens 100K, 4 N": "tune_ranking_100k",
+}
+
+
+def _told(name: str, method: str, unit: str) -> str:
+    ratio = json.loads((RESULTS / f"{name}.json").read_text())["methods"][method][f"{unit}_ratio"]
+    return "" if ratio is None else evidence.number(ratio, 2)
+
+
+def test_the_ratios_that_the_guide_and_the_readme_lead_with() -> None:
+    """Cell by cell: among the many numbers of these files a wrong one would be found somewhere."""
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    for title, name in HEADLINES.items():
+        row = next(line for line in guide.splitlines() if line.startswith(f"| {title}"))
+        cells = [cell.strip().replace("not reached", "") for cell in row.strip("|").split("|")][2:]
+        methods = ("sparse-adamw", "sparse-sgd")
+        assert cells == [_told(name, m, unit) for m in methods for unit in ("queries", "seconds")], title
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    found = re.search(r"`SparseAdamW` needs (\S+) of its gradient queries and (\S+) times its seconds", readme)
+    assert found is not None
+    name = HEADLINES["ResNet-18, CIFAR-10, 4 N"]
+    assert found.groups() == (_told(name, "sparse-adamw", "queries"), _told(name, "sparse-adamw", "seconds"))
 
 
 # What was tried on networks: a loop apart from the library, which has to take the library's steps.
@@ -364,6 +420,40 @@ def test_the_loop_for_ideas_takes_the_steps_of_sparse_adamw(monkeypatch) -> None
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
     torch.testing.assert_close(net.x, flat, rtol=0, atol=1e-6)
     assert (flat - start).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("scaling", ["unbiased", "refresh"])
+def test_the_loop_for_ideas_takes_the_steps_of_sparse_svrg(monkeypatch, scaling: str) -> None:
+    """From the same batches to the same loss, after as many queries; top coordinates alone: nothing is drawn."""
+    ideas = _benchmark(monkeypatch, "network_ideas")
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (200, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, 10, (200,), generator=generator)
+    monkeypatch.setattr(ideas, "training_set", lambda *_: (x, y))
+    monkeypatch.setitem(ideas.SETS, "mnist", 1.5)
+    form = "rtop" if scaling == "unbiased" else "refresh"
+    made = ideas.Idea("sgd", form, pick="top", anchor=40, batch=10, loop=5, lr=0.2)
+    found = ideas.run("mnist", made, 3, torch.device("cpu"))
+
+    torch.manual_seed(3)
+    model = convolutional()
+    optimizer = silk.SparseSVRG(model.parameters(), lr=0.2, k1=0.1, k2=0, scaling=scaling, memory_decay=ideas.ALPHA)
+    take, t = ideas.batches(x, y, 3), 0
+    while optimizer.gradient_queries < 300:
+        batch = take(10 if t % 5 else 40)
+
+        def closure(batch: tuple[Tensor, Tensor] = batch) -> Tensor:
+            loss = F.cross_entropy(model(batch[0].float() / 255), batch[1])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure, anchor=t % 5 == 0, samples=len(batch[1]))
+        t += 1
+    with torch.no_grad():
+        wanted = float(F.cross_entropy(model(x.float() / 255), y))
+    assert found == pytest.approx(wanted, rel=1e-5)
+    still = ideas.run("mnist", replace(made, lr=0.0), 3, torch.device("cpu"))
+    assert abs(found - still) > 1e-3
 
 
 @pytest.mark.parametrize("pick", ["random", "importance"])

@@ -43,7 +43,7 @@ class Curve:
 
 
 def plot(curves: list[Curve], x: str, y: str, x_label: str, y_label: str, title: str, log: bool) -> Figure | None:
-    """Lines of y over x, one for each run; None if no run has them. Runs of the same label have the same colour."""
+    """Lines of y over x, one for each run, each with a colour of its own; None if no run has them."""
     return panels(curves, {x: x_label}, y, y_label, title, log)
 
 
@@ -56,8 +56,8 @@ def panels(
     log: bool,
     labels: list[str] | None = None,
 ) -> Figure | None:
-    """The same lines over several things side by side, each with its words. Colours go by the place in `labels`."""
-    labels = list(dict.fromkeys(curve.label for curve in curves)) if labels is None else labels
+    """The same lines over several things side by side, each with its words. Runs with the same label have the colour of
+    its place in `labels`, and one line in the legend; without `labels` each run is for itself."""
     plt = _pyplot()
     with plt.rc_context({"text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "xtick.color": _INK,
                          "ytick.color": _INK, "svg.fonttype": "none", "font.size": 10}):  # fmt: skip
@@ -83,24 +83,25 @@ def panels(
         return figure
 
 
-def _draw(axes: Any, curves: list[Curve], labels: list[str], x: str, y: str, log: bool) -> int:
-    """How many labels had lines to draw."""
-    named: set[str] = set()
-    width = 1.8 if len({curve.label for curve in curves}) == len(curves) else 1.1
-    for curve in curves:
-        number = labels.index(curve.label)
+def _draw(axes: Any, curves: list[Curve], labels: list[str] | None, x: str, y: str, log: bool) -> int:
+    """How many lines there were to draw."""
+    drawn, named = 0, set()
+    width = 1.8 if labels is None else 1.1
+    for place, curve in enumerate(curves):
+        number = place if labels is None else labels.index(curve.label)
         xs, ys = curve.series(x, y)
         if log:
             xs, ys = [a for a, b in zip(xs, ys, strict=True) if b > 0], [b for b in ys if b > 0]
         if not xs:
             continue
         colour, style = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else "--"
-        label = None if curve.label in named else curve.label
+        label = None if labels is not None and curve.label in named else curve.label
         axes.plot(xs, ys, style, color=colour, label=label, linewidth=width)
         if curve.status == "diverged":
             axes.plot(xs[-1:], ys[-1:], "x", color=colour, markersize=9)
         named.add(curve.label)
-    return len(named)
+        drawn += 1
+    return drawn
 
 
 def svg(figure: Figure, name: str) -> str:

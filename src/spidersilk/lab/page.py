@@ -6,8 +6,19 @@ import math
 from pathlib import Path
 
 from spidersilk.lab import entropy_page, tuned_page, verdicts
-from spidersilk.lab.evidence import SECOND_NAMES, Chapter, Group, chapters, number, second_text, seeds_of, table
-from spidersilk.lab.figures import Curve, plot, png
+from spidersilk.lab.evidence import (
+    FIRST_TOKENS,
+    SECOND_NAMES,
+    Chapter,
+    Group,
+    chapters,
+    number,
+    on_first_tokens,
+    second_text,
+    seeds_of,
+    table,
+)
+from spidersilk.lab.figures import Curve, panels, png
 from spidersilk.lab.runner import write_atomically
 from spidersilk.lab.verdicts import LOSS, QUOTES, Half
 
@@ -125,6 +136,8 @@ def chapter_text(chapter: Chapter, results: Path) -> str:
     parts.append(f"> {quote}\n")
     if not chapter.present:
         return "\n".join([*parts, "**Not run yet.**\n"])
+    if on_first_tokens(c for g in chapter.present for c in g.curves):
+        parts.append(FIRST_TOKENS)
     for verdict in verdicts.of(chapter):
         runs = ", ".join(f"`{r}`" for r in verdict.runs)
         parts.append(f"- *{verdict.claim}*: **{verdict.word}**: {verdict.why}. Runs: {runs}.")
@@ -201,10 +214,12 @@ def draw(chapter: Chapter, folder: Path) -> Path | None:
         for curve in group.curves:
             limit = HIDDEN * curve.rows[0].get(LOSS, math.inf)
             rows = [row for row in curve.rows if row.get(LOSS, 0.0) <= limit]
-            curves.append(Curve(curve.label, rows, curve.status, curve.reason, curve.config, curve.summary))
+            curves.append(Curve(group.label, rows, curve.status, curve.reason, curve.config, curve.summary))
     is_table = chapter.experiment == "table1"
     y, y_label = ("entropy", "entropy of M, bits") if is_table else (LOSS, "training loss")
-    figure = plot(curves, "queries", y, "gradient queries / N", y_label, chapter.title, not is_table)
+    labels = list(dict.fromkeys(c.label for c in curves)) if len(curves) > len(chapter.present) else None
+    words = {"queries": "gradient queries / N"}
+    figure = panels(curves, words, y, y_label, chapter.title, not is_table, labels)
     if figure is None:
         return None
     path = folder / picture(chapter)

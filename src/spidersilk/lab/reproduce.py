@@ -185,7 +185,8 @@ def figure2(scale: str) -> list[Part]:
         return [Part(title, _runs("figure2", "language", _methods(scale), common), conclude)]
     parts = []
     for vocabulary, prefix in ((1000, "figure2"), (10_000, "figure2-10k")):
-        common = {"options": {"vocabulary": vocabulary}, "budget": 40.0, "eval_every": 0.5}
+        options = {"vocabulary": vocabulary, "eval_pieces": 100}
+        common = {"options": options, "budget": 40.0, "eval_every": 0.5}
         # A small step of SparseSGD costs a tenth of its queries in the count, and all of them in time.
         runs = _runs(prefix, "language", _methods(scale), common, sparse_sgd={"inner_steps": 20, "budget": 8.0})
         for run in [r for r in runs if r.optimizer in ("sgd", "sparse-sgd")]:

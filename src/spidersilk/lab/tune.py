@@ -25,7 +25,7 @@ from spidersilk.lab.machine import machine, revision, versions
 from spidersilk.lab.runner import FINISHED, write_atomically
 from spidersilk.lab.tasks import find
 
-CURVE_POINTS = 40
+LOOKS = 80  # evaluations of a final run; all of them are kept, so that costs to a target are as exact
 _PLACES = ("optimizer", "name", "label", "device", "data_dir", "eval_every", "checkpoint_every", "tensorboard")
 _TUNED = ("lr", "batch_size", "anchor_batch_size", "inner_steps", "k1", "k2", "lr_milestones", "inner_lr_end")
 
@@ -43,7 +43,7 @@ class Tuning:
     path: Path
     tried: dict[str, list[Trial]] = field(default_factory=dict)
     finals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    dropped: list[str] = field(default_factory=list)
+    dropped: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def known(self) -> list[str]:
@@ -65,8 +65,11 @@ class Tuning:
             if not trials or trials[0].settings == start(self.base.task, method):
                 self.tried[method] = trials
             else:
-                self.dropped.append(method)  # its trials are of another grid
+                self.dropped[method] = told  # its trials are of another grid: kept in the file till it is tuned anew
         self.finals = {run["name"]: run for run in held["runs"]}
+        if len(held["seeds"]) > self.seeds and self.finals:
+            many = len(held["seeds"])
+            raise ValueError(f"{self.path} has final runs of {many} seeds: give --seeds {many} or more")
         if held["final_budget"] != self.final_budget and self.finals:
             raise ValueError(
                 f"{self.path} has final runs to {held['final_budget']:g} N and not {self.final_budget:g} N: "
@@ -85,7 +88,7 @@ class Tuning:
 
     def save(self, command: str) -> None:
         table = self.results()
-        methods = {}
+        methods = {method: told for method, told in self.dropped.items() if method not in self.tried}
         for method, tried in self.tried.items():
             best = self.best(method)
             methods[method] = {
@@ -109,10 +112,16 @@ class Tuning:
             "methods": methods,
         }
         current = {c.name for c in self.final_runs(self.known)}  # others are of settings that are no longer the best
+        current |= {name for name in self.finals if self._method_of(name) in self.dropped.keys() - self.tried.keys()}
         runs = ",\n".join(json.dumps(self.finals[name]) for name in sorted(current & self.finals.keys()))
         text = json.dumps(record, indent=1)[:-2] + f',\n "runs": [\n{runs}\n]\n}}\n'
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, text.encode())
+
+    def _method_of(self, name: str) -> str:
+        """Of a run with this name, which begins with it."""
+        named = [m for m in {*self.known, *self.dropped} if name.startswith(f"{m}-")]
+        return max(named, key=len, default="")
 
     # Trials.
 
@@ -150,7 +159,8 @@ class Tuning:
             for method in methods:
                 best = self.best(method)
                 if best is not None:
-                    made.append(self._config(method, best.settings, self.final_budget, self.base.seed + seed, looks=80))
+                    own = best.settings, self.final_budget, self.base.seed + seed
+                    made.append(self._config(method, *own, looks=LOOKS))
         return made
 
     def curves(self, method: str) -> list[Curve]:
@@ -189,7 +199,8 @@ class Tuning:
                 "diverged": sum(c.status == "diverged" for c in curves),
             }
         for unit in ("queries", "seconds"):
-            base = min((told[m][unit] for m in PLAIN if m in told), default=math.inf)
+            whole = [m for m in PLAIN if m in told and len(told[m]["each"]) == self.seeds]
+            base = min((told[m][unit] for m in whole), default=math.inf)
             for cells in told.values():
                 cells[f"{unit}_ratio"] = _finite(cells[unit] / base if 0 < base < math.inf else math.inf)
                 cells[unit] = _finite(cells[unit])
@@ -270,7 +281,7 @@ def _tune(
     summaries = do(todo, "the best of each") if todo else []
     for config, summary in zip(todo, summaries, strict=True):
         if summary["status"] in FINISHED:
-            packed = collect.pack(report.load_run(folder / config.name), CURVE_POINTS)
+            packed = collect.pack(report.load_run(folder / config.name), 2 * LOOKS)
             tuning.finals[packed["name"]] = packed
     return _end(tuning, console, command, all(s["status"] in FINISHED for s in summaries))
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from spidersilk.lab import collect, report
-from spidersilk.lab.evidence import SECOND, SECOND_NAMES, number, second_text, table, tunings
+from spidersilk.lab.evidence import (
+    FIRST_TOKENS,
+    SECOND,
+    SECOND_NAMES,
+    number,
+    on_first_tokens,
+    second_text,
+    table,
+    tunings,
+)
 from spidersilk.lab.figures import Curve, panels, png
 from spidersilk.lab.grid import METHODS, PLAIN
 
@@ -50,11 +60,25 @@ def draw(results: Path, folder: Path) -> None:
         curves = [Curve(NAMES.get(m, m), c.rows, c.status, c.reason, c.config, c.summary) for m, c in finals]
         values = [row[held["metric"]] for c in curves for row in c.rows if row.get(held["metric"], 0.0) > 0]
         log = bool(values) and max(values) > WIDE * min(values)
-        title = f"{_title(held)}: each method at its best of {held['trials']} trials, {len(held['seeds'])} seeds"
+        title = f"{_title(held)}: each method at its best of {_trials(held)} trials, {_seeds(held)} seeds"
         labels = list(dict.fromkeys([*NAMES.values(), *(c.label for c in curves)]))
         figure = panels(curves, AXES, held["metric"], report.words(held["metric"]), title, log, labels)
         if figure is not None:
             png(figure, folder / f"{name}.png")
+
+
+def _trials(held: dict[str, Any]) -> str:
+    """How many there were, which is not how many there are to be while a file is made in pieces."""
+    return _range(len(t["trials"]) for t in held["methods"].values())
+
+
+def _seeds(held: dict[str, Any]) -> str:
+    return _range(len(t.get("each", [])) for t in held["methods"].values() if t["best"] is not None)
+
+
+def _range(counts: Iterable[int]) -> str:
+    found = sorted(set(counts)) or [0]
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def _methods(held: dict[str, Any]) -> list[str]:
@@ -84,7 +108,7 @@ def _summary(found: dict[str, dict[str, Any]]) -> list[str]:
         cells = ["none gets there", "-", "-"]
         if sparse is not None:
             cells = [sparse, number(ratios[sparse], 2), number(_ratios(held, "seconds")[sparse], 2)]
-        rows.append([_title(held), target, plain, *cells, f"{len(held['seeds'])}{_so_far(held)}"])
+        rows.append([_title(held), target, plain, *cells, f"{_seeds(held)}{_so_far(held)}"])
     head = ["task", "target", "best plain method", "best sparse method", "its queries", "its seconds", "seeds"]
     return [table(head, rows)] if rows else []
 
@@ -95,18 +119,23 @@ def _ratios(held: dict[str, Any], unit: str) -> dict[str, float]:
 
 
 def _so_far(held: dict[str, Any]) -> str:
-    return "" if all(len(t.get("each", [])) == len(held["seeds"]) for t in held["methods"].values()) else " so far"
+    finals = [len(t.get("each", [])) for t in held["methods"].values() if t["best"] is not None]
+    return "" if all(many == len(held["seeds"]) for many in finals) else " so far"
 
 
 def _section(name: str, held: dict[str, Any]) -> str:
     conditions = held["conditions"]
     parts = [f"### {_title(held)}\n"]
     seeds = len(held["seeds"])
-    budgets = f"{held['trials']} trials to {conditions['budget']:g} N for each method, the best of each to"
-    budgets += f" {held['final_budget']:g} N with {seeds} seeds"
+    budgets = f"{_trials(held)} trials to {conditions['budget']:g} N for each method, the best of each to"
+    budgets += f" {held['final_budget']:g} N with {_seeds(held)} seeds"
+    if "eval_samples" in conditions["options"]:
+        budgets += f", looked at on {conditions['options']['eval_samples']} samples"
     if conditions.get("bf16"):
         budgets += ", with autocast to bfloat16"
     parts.append(f"{budgets} ([results/{name}.json](../results/{name}.json)).\n")
+    if on_first_tokens(collect.unpack(run) for run in held["runs"]):
+        parts.append(FIRST_TOKENS)
     target = held["target"]
     costs = {m: _to(held, m, target) for m in held["methods"]} if target is not None else {}
     second = SECOND.get(conditions["task"])

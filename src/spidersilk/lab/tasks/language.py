@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from spidersilk.schedule import Adaptive, Anchor, InnerLength, Small, as_inner_l
 from spidersilk.streams import fresh_seed
 
 State = tuple[Tensor, Tensor]
+GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class LanguageModel(nn.Module):
@@ -89,6 +91,7 @@ class Language(Task):
         "printed": False,
         "train_tokens": None,
         "eval_tokens": 20_000,
+        "eval_pieces": 100,
     }
     settings: ClassVar[dict[str, Any]] = {"lr": 0.2, "anchor_batch_size": 40, "batch_size": 20, "inner_steps": 2}
 
@@ -160,11 +163,12 @@ class Language(Task):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Mean loss per token on the first `eval_tokens` of training and validation text, in 20 rows."""
+        """Mean loss per token on `eval_tokens` of training and validation text, in pieces from all over it."""
         self.model.eval()
         told = {}
         for part, name in (("train", "train_loss"), ("valid", "valid_loss")):
-            matrix, state = self._matrix(self.text[part][: self.given["eval_tokens"]], 20), self._zero_state(20)
+            matrix = self._spread(self.text[part])
+            state = self._zero_state(len(matrix))
             losses = []
             for chunk in range(self._chunks(matrix)):
                 loss, state = self._chunk_loss(matrix, chunk, state)
@@ -172,6 +176,17 @@ class Language(Task):
             told[name] = float(torch.stack(losses).mean())
         self.model.train()
         return told
+
+    def _spread(self, text: Tensor) -> Tensor:
+        """Pieces of the text as rows. Training reads the text in order, so tokens next to one another have been read at
+        about the same time: the pieces begin at multiples of the golden ratio, in step with no number of rows."""
+        tokens = min(len(text), self.given["eval_tokens"])
+        count = max(1, min(self.given["eval_pieces"], tokens // (5 * self.given["length"] + 1)))
+        columns = tokens // count
+        if columns <= self.given["length"]:
+            raise ValueError(f"{tokens} tokens to look at are not more than `length`: raise eval_tokens or lower it")
+        starts = [int(i * GOLDEN % 1 * (len(text) - columns + 1)) for i in range(count)]
+        return torch.stack([text[i : i + columns] for i in starts]).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         return {"state": {which: list(state) for which, state in self.state.items()}, "old": list(self.old_state)}
