@@ -16,8 +16,8 @@
 # others   cifar10, ptb, mnist         the other methods of the tasks of tune
 # rest     all                         what `reproduce all` has not finished; MovieLens 1M, vocabulary 10,000 too
 #
-# OUT gets paper_*.json and tune_*.json, to be copied into results/, and log_PIECE.txt. What results/ or an earlier piece
-# has finished is not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
+# OUT gets what JSON files were added to, to be copied into results/. What results/ or an earlier piece has finished is
+# not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
 # by side in small, seeds, longer, ideas and rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS,
 # by which small kernels of several processes run at once. Pieces that add to different files can run side by side; then
@@ -82,7 +82,7 @@ tune() {
     echo "$name: exit $?, $(left) s left"
 }
 
-language=(language --set eval_pieces=100 --budget 1 --final-budget 2)
+language=(language --set eval_pieces=100 --budget 1 --final-budget 1)
 five=sparse-sgd,sparse-adamw,adamw,momentum,sgd
 trap stop_mps EXIT
 [ "$piece" = logistic ] || start_mps
@@ -151,8 +151,7 @@ rest)
     exit 2
     ;;
 esac
-cat "$runs/log_${piece}_"*.txt >"$out/log_$piece.txt"
 for file in "$held"/*.json; do # what something was added to
     cmp -s "$file" "$given/$(basename "$file")" || cp "$file" "$out"/
 done
-tail -n "${LINES_SHOWN:-60}" "$out/log_$piece.txt"
+tail -n "${LINES_SHOWN:-60}" "$runs/log_${piece}_"*.txt
