@@ -247,14 +247,16 @@ def _close(held: dict[str, Any]) -> str:
     if sparse is not None:
         plain = {m: c for m, c in costs.items() if m in PLAIN}
         dense = {m: c for m, c in costs.items() if m not in PLAIN and not m.startswith("sparse")}
-        words = (("SGD, momentum and AdamW", plain), ("SVRG and SpiderBoost", dense))
-        rivals = [_beside(names, found, sparse, held["final_budget"]) for names, found in words if found]
+        rivals = [_beside(found, sparse, held["final_budget"]) for found in (plain, dense) if found]
         text += f" Beside the best sparse method {' and '.join(rivals)}."
     return text + "\n"
 
 
-def _beside(names: str, costs: dict[str, float | None], sparse: float, within: float) -> str:
-    reached = [c for c in costs.values() if c is not None]
+def _beside(costs: dict[str, float | None], sparse: float, within: float) -> str:
+    reached = {m: c for m, c in costs.items() if c is not None}
     if reached:
-        return f"the best of {names} needs {number(min(reached) / sparse, 2)} times the queries"
-    return f"the best of {names}, not there after {within:g} N, more than {number(within / sparse, 2)} times"
+        first = min(reached, key=lambda m: reached[m])
+        return f"{NAMES.get(first, first)} needs {number(reached[first] / sparse, 2)} times the queries"
+    names = [NAMES.get(m, m).removeprefix("SGD, ") for m in costs]
+    told = names[0] if len(names) == 1 else f"each of {', '.join(names[:-1])} and {names[-1]}"
+    return f"{told}, not there after {within:g} N, needs more than {number(within / sparse, 2)} times the queries"
