@@ -29,7 +29,8 @@ class DivergenceError(RuntimeError):
             theory += f"; this run's secants give L >= {smoothness:.2g}, so lr <= {self.theorem_1_lr:.2g}"
         super().__init__(
             f"the estimate v is not finite at step {step} ({where}): {sizes}, lr = {', '.join(f'{x:g}' for x in lr)}. "
-            f"{theory}. x is as it was: lower lr, shorten the inner loop, or use SparseSVRG, and go on with an anchor."
+            f"{theory}. x is as it was: lower lr, shorten the inner loop (inner_steps='auto'), or let only the "
+            "selected coordinates move, and go on with an anchor."
         )
 
     def __reduce__(self) -> tuple:

@@ -33,11 +33,12 @@ the paper's settings; each entry of `results/paper_*.json` has its config, comma
 size of the training set, and a **query** one sample's gradient, k of its d coordinates counting k/d: the paper's unit,
 not time. Losses are training losses.
 
-**As printed** is Algorithm 1 (`SparseSpiderBoost`: recursive, unbiased rtop). **Stable** forms keep the paper's step
-size, batches, loop length and k, and differ in the estimate: `SparseSVRG` compares with the anchor; "refresh" does not
-rescale and keeps what it has refreshed; "selected" moves only the selected coordinates. `SparseSGD` takes a fresh
-gradient at the selected coordinates, with a longer loop where the table says so. "Adaptive" is Algorithm 1 with
-`inner_steps="auto"`. "Figure 3" here is the paper's Figure 2 (b), and "Sparsity sweep" the figure of its appendix.
+**As printed** is Algorithm 1 (`SparseSpiderBoost`: recursive, unbiased rtop). **Stable** forms, which diverge far less
+often (the tables say where one did), keep the paper's step size, batches, loop length and k, and differ in the
+estimate: `SparseSVRG` compares with the anchor; "refresh" does not rescale and keeps what it has refreshed; "selected"
+moves only the selected coordinates. `SparseSGD` takes a fresh gradient at the selected coordinates, with a longer loop
+where the table says so. "Adaptive" is Algorithm 1 with `inner_steps="auto"`. "Figure 3" here is the paper's Figure 2
+(b), and "Sparsity sweep" the figure of its appendix.
 
 A verdict compares the queries that two methods need to the worse of their two lowest losses. Curves are thinned to
 about 60 points.
