@@ -19,7 +19,7 @@
 # OUT gets what JSON files were added to, to be copied into results/. What results/ or an earlier piece has finished is
 # not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
-# by side in small, seeds, longer, ideas and rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS,
+# by side in small, seeds, language (at most 8), longer, ideas, rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS,
 # by which small kernels of several processes run at once. Pieces that add to different files can run side by side; then
 # start MPS before them (in /tmp/spidersilk-mps), since the piece that starts it ends it. SPIDERSILK_DATA is the folder of
 # the data.
