@@ -7,7 +7,7 @@
 # small    mnist, ptb, perhaps svhn    Figure 1 right, Figure 2, sparsity sweep, Table 1 of FC and CNN
 # seeds    mnist, perhaps svhn         what of these takes under a minute, with SEEDS seeds
 # cifar    cifar10                     Figure 1 left, Table 1 of FC and CNN
-# language ptb                         what is left of Figure 2, then with a vocabulary of 10,000
+# language ptb                         Figure 2, most telling runs first, then with a vocabulary of 10,000
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
 # tune     cifar10, ptb, mnist         SGD, momentum, AdamW, SparseSGD and SparseAdamW tuned: ResNet-18, CNN, language
 # longer   cifar10                     the CNN of tune once more, tuned at 8 N for runs to 8 N
@@ -19,10 +19,10 @@
 # OUT gets what JSON files were added to, to be copied into results/. What results/ or an earlier piece has finished is
 # not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
-# by side in small, seeds, language (at most 8), longer, ideas, rest; SEEDS (3) that of the seeds in seeds; MPS=0 does without NVIDIA's MPS,
-# by which small kernels of several processes run at once. Pieces that add to different files can run side by side; then
-# start MPS before them (in /tmp/spidersilk-mps), since the piece that starts it ends it. SPIDERSILK_DATA is the folder of
-# the data.
+# by side in small, seeds, language (at most 8), longer, ideas, rest; SEEDS (3) that of the seeds in seeds; MPS=0 does
+# without NVIDIA's MPS, by which small kernels of several processes run at once. Pieces that add to different files can
+# run side by side; then start MPS before them (in /tmp/spidersilk-mps), since the piece that starts it ends it.
+# SPIDERSILK_DATA is the folder of the data.
 set -u
 piece=${1:?small, seeds, cifar, language, entropy, tune, longer, ideas, logistic, others or rest}
 out=${2:?folder for the results}
@@ -107,9 +107,10 @@ cifar)
     ;;
 language)
     many=$((jobs > 8 ? 8 : jobs))
-    reproduce language "$many" figure2 --only "$(printf 'figure2-%s,' sparse-svrg sparse-sgd sparse-svrg-refresh \
-        sparse-svrg-selected sparse-spiderboost sparse-spiderboost-adaptive)$(printf 'figure2-10k-%s,' sgd spiderboost \
-        sparse-spiderboost sparse-svrg sparse-sgd)figure2-10k-*"
+    first=$(printf 'figure2-%s,' spiderboost sparse-svrg sparse-spiderboost sgd sparse-spiderboost-adaptive \
+        sparse-svrg-refresh sparse-svrg-selected sparse-sgd sgd-tuned sparse-sgd-tuned)
+    large=$(printf 'figure2-10k-%s,' sgd spiderboost sparse-spiderboost sparse-svrg sparse-sgd)
+    reproduce language "$many" figure2 --only "$first${large}figure2-10k-*"
     ;;
 entropy)
     reproduce entropy 2 table1 --only 'table1-resnet18-cifar10,table1-resnet18-svhn'
