@@ -1,10 +1,11 @@
 """What helps a sparse method on a network, and what does not: one change at a time, each with as many trials.
 
-python benchmarks/network_ideas.py --save      # results/network_ideas.json; needs MNIST and CIFAR-10 (SPIDERSILK_DATA)
+python benchmarks/network_ideas.py --save    # results/network_ideas_*.json; needs MNIST and CIFAR-10 (SPIDERSILK_DATA)
 
-The paper's CNN on MNIST and CIFAR-10, training loss after 1 and 2 N queries, k = 10 %: four step sizes a factor of two
-apart on seed 0, then the best of them on seeds 1 to 3. IDEAS has what is tried: over AdamW with fresh gradients at the
-selected coordinates (`SparseAdamW`), and over SGD with differences to an anchor (`SparseSVRG`).
+The paper's FC on MNIST and its CNN on MNIST and CIFAR-10, training loss after 1, 1 and 2 N queries, k = 10 %: four step
+sizes a factor of two apart on seed 0, then the best of them on seeds 1 to 3. IDEAS has what is tried: over AdamW with
+fresh gradients at the selected coordinates (`SparseAdamW`), and over SGD with differences to an anchor (`SparseSVRG`).
+The FC takes about an hour on one core, the CNN a GPU.
 
 A plain loop over one flat vector, apart from the library, so that an idea can be tried in a line.
 """
@@ -31,11 +32,24 @@ from torch.nn import functional as F
 
 from spidersilk.lab.data import IMAGES
 from spidersilk.lab.files import DataError
-from spidersilk.lab.models import convolutional
+from spidersilk.lab.models import MODELS
 
-SETS = {"mnist": 1.0, "cifar10": 2.0}  # and how many N queries
 BETA1, BETA2, EPS, DECAY, ALPHA = 0.9, 0.999, 1e-8, 0.01, 0.5
 LOOKED_AT = 10_000  # training samples of which the loss is told
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    data: str
+    budget: float  # of queries, in N
+
+
+SETS = {
+    "fc_mnist": Case("fc", "mnist", 1.0),
+    "cnn_mnist": Case("cnn", "mnist", 1.0),
+    "cnn_cifar10": Case("cnn", "cifar10", 2.0),
+}
 
 
 @dataclass(frozen=True)
@@ -80,11 +94,11 @@ IDEAS: dict[str, Idea] = {
 
 
 class Flat:
-    """The CNN with parameters and gradients in one vector each."""
+    """A network with parameters and gradients in one vector each."""
 
-    def __init__(self, device: torch.device, seed: int):
+    def __init__(self, model: str, device: torch.device, seed: int):
         torch.manual_seed(seed)
-        self.model = convolutional().to(device)
+        self.model = MODELS[model][0]().to(device)
         parts = list(self.model.parameters())
         self.x = torch.cat([p.detach().flatten() for p in parts])
         self.g = torch.zeros_like(self.x)
@@ -183,11 +197,12 @@ class Base:
 
 def run(name: str, idea: Idea, seed: int, device: torch.device) -> float:
     """The training loss at the end; infinite if it diverged."""
-    x, y = training_set(name, device)
+    case = SETS[name]
+    x, y = training_set(case.data, device)
     take = batches(x, y, seed)
-    net = Flat(device, seed)
+    net = Flat(case.model, device, seed)
     base = Base(idea.base, net.x)
-    d, budget = len(net.x), SETS[name] * len(x)
+    d, budget = len(net.x), case.budget * len(x)
     k, queries, large, every = round(0.1 * d), 0.0, float(idea.anchor), slice(None)
     memory, before = torch.zeros_like(net.x), torch.zeros(d, dtype=torch.bool, device=device)
     while queries < budget:
@@ -251,8 +266,8 @@ def tuned(task: tuple[str, str, str]) -> tuple[str, str, dict[str, Any]]:
     return name, words, told | {"each": [_finite(x) for x in each], "loss": _finite(statistics.median(each))}
 
 
-def _is_held(figures: dict[str, Any], name: str, words: str) -> bool:
-    held = figures.get(name, {}).get("ideas", {}).get(words)
+def _is_held(figures: dict[str, Any], words: str) -> bool:
+    held = figures["ideas"].get(words)
     return held is not None and held["settings"] == asdict(IDEAS[words])
 
 
@@ -266,24 +281,26 @@ def main() -> None:
     parser.add_argument("--only", default="", help="words of an idea")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--jobs", type=int, default=1, help="ideas side by side")
-    parser.add_argument("--save", action="store_true", help="write results/network_ideas.json, after each idea")
-    parser.add_argument("--to", type=Path, default=record.RESULTS, help="its folder; what it has already is kept")
+    parser.add_argument("--save", action="store_true", help="write results/network_ideas_SET.json, after each idea")
+    parser.add_argument("--to", type=Path, default=record.RESULTS, help="their folder; what they have already is kept")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    path = given.to / "network_ideas.json"
-    figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.is_file() else {}
-    tasks = [(name, words, given.device) for name in given.sets.split(",") for words in IDEAS if given.only in words]
-    tasks = [t for t in tasks if not _is_held(figures, *t[:2])]
+    figures: dict[str, dict[str, Any]] = {}
+    for name in given.sets.split(","):
+        if name not in SETS:
+            parser.error(f"--sets {name!r} is none of {', '.join(SETS)}")
+        path = given.to / f"network_ideas_{name}.json"
+        held = json.loads(path.read_text())["figures"] if path.is_file() else {"ideas": {}}
+        figures[name] = {**asdict(SETS[name]), "ideas": held["ideas"]}
+    tasks = [(name, words, given.device) for name in figures for words in IDEAS if given.only in words]
+    tasks = [(name, words, device) for name, words, device in tasks if not _is_held(figures[name], words)]
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
         for name, words, told in pool.imap_unordered(tuned, tasks):
-            held = figures.setdefault(name, {"budget": SETS[name], "ideas": {}})
-            held["ideas"][words] = {"settings": asdict(IDEAS[words]), **told}
-            print(
-                f"{name:8} {words}: {told['loss']} (lr {told['lr']:g}{', at the edge' if told['edge'] else ''})",
-                flush=True,
-            )
+            figures[name]["ideas"][words] = {"settings": asdict(IDEAS[words]), **told}
+            edge = ", at the edge" if told["edge"] else ""
+            print(f"{name:12} {words}: {told['loss']} (lr {told['lr']:g}{edge})", flush=True)
             if given.save:
-                record.save("network_ideas", [0, 1, 2, 3], figures, given.to)
+                record.save(f"network_ideas_{name}", [0, 1, 2, 3], figures[name], given.to)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
 # tune     cifar10, ptb, mnist         SGD, momentum, AdamW, SparseSGD and SparseAdamW tuned: ResNet-18, CNN, language
 # longer   cifar10                     the CNN of tune once more, tuned at 8 N for runs to 8 N
-# ideas    mnist, cifar10              benchmarks/network_ideas.py
+# ideas    mnist, cifar10              benchmarks/network_ideas.py of the CNN
 # logistic mnist                       logistic regression tuned, on the CPU
 # others   cifar10, ptb, mnist         the other methods of the tasks of tune
 # rest     all                         what `reproduce all` has not finished; MovieLens 1M, vocabulary 10,000 too
@@ -34,7 +34,7 @@ began=$(date +%s)
 cd "$(dirname "$0")/.."
 held=$runs/held given=$runs/given # what pieces on this machine add to, and what results/ had of it
 mkdir -p "$out" "$held" "$given"
-for file in results/paper_*.json results/tune_*.json results/network_ideas.json; do
+for file in results/paper_*.json results/tune_*.json results/network_ideas_*.json; do
     if [ -f "$file" ] && ! cmp -s "$file" "$given/$(basename "$file")"; then # new, or changed in results/ since
         cp "$file" "$held"/
         cp "$file" "$given"/
@@ -131,8 +131,8 @@ longer)
     ;;
 ideas)
     [ "$(left)" -gt 15 ] || exit 1
-    timeout "$(left)" "$python" benchmarks/network_ideas.py --jobs "$jobs" --save --to "$held" \
-        >"$runs/log_ideas_.txt" 2>&1
+    timeout "$(left)" "$python" benchmarks/network_ideas.py --sets cnn_mnist,cnn_cifar10 --jobs "$jobs" --save \
+        --to "$held" >"$runs/log_ideas_.txt" 2>&1
     echo "ideas: exit $?, $(left) s left"
     ;;
 logistic)

@@ -395,7 +395,7 @@ def test_the_ratios_that_the_guide_and_the_readme_lead_with() -> None:
 
 def test_the_loop_for_ideas_takes_the_steps_of_sparse_adamw(monkeypatch) -> None:
     ideas = _benchmark(monkeypatch, "network_ideas")
-    net = ideas.Flat(torch.device("cpu"), seed=0)
+    net = ideas.Flat("cnn", torch.device("cpu"), seed=0)
     torch.manual_seed(0)
     model = convolutional()
     optimizer = silk.SparseAdamW(model.parameters(), lr=0.002, k1=0.1)
@@ -430,10 +430,10 @@ def test_the_loop_for_ideas_takes_the_steps_of_sparse_svrg(monkeypatch, scaling:
     x = torch.randint(0, 256, (200, 3, 32, 32), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, 10, (200,), generator=generator)
     monkeypatch.setattr(ideas, "training_set", lambda *_: (x, y))
-    monkeypatch.setitem(ideas.SETS, "mnist", 1.5)
+    monkeypatch.setitem(ideas.SETS, "made", ideas.Case("cnn", "made", 1.5))
     form = "rtop" if scaling == "unbiased" else "refresh"
     made = ideas.Idea("sgd", form, pick="top", anchor=40, batch=10, loop=5, lr=0.2)
-    found = ideas.run("mnist", made, 3, torch.device("cpu"))
+    found = ideas.run("made", made, 3, torch.device("cpu"))
 
     torch.manual_seed(3)
     model = convolutional()
@@ -452,7 +452,7 @@ def test_the_loop_for_ideas_takes_the_steps_of_sparse_svrg(monkeypatch, scaling:
     with torch.no_grad():
         wanted = float(F.cross_entropy(model(x.float() / 255), y))
     assert found == pytest.approx(wanted, rel=1e-5)
-    still = ideas.run("mnist", replace(made, lr=0.0), 3, torch.device("cpu"))
+    still = ideas.run("made", replace(made, lr=0.0), 3, torch.device("cpu"))
     assert abs(found - still) > 1e-3
 
 
