@@ -3,9 +3,10 @@
 python benchmarks/entropy.py --save        # results/entropy.json; needs MNIST, CIFAR-10 and SVHN (SPIDERSILK_DATA)
 
 Entropy of M = |v| at the first anchor, so before training, for FC and CNN; each variant changes one or two things of
-ours (three equal channels for MNIST, pixels in [0, 1], torch's first weights, a batch of 1000). Then the entropy of M
-after SpiderBoost has trained only what is left of a network whose hidden units are all dead, and the loss of guessing
-by class frequency.
+ours (three equal channels for MNIST, pixels in [0, 1], torch's first weights, a batch of 1000). Then readings of the
+entropy after training: that of a network whose hidden units are dead, all or all but one, after SpiderBoost has trained
+what is left of it; for ResNet-18 that of the sparse forms' M, whose random coordinates are scaled, from the first loops
+(`--only resnet`; a minute for each loop on one core). And the loss of guessing by class frequency.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import spidersilk as silk
 from spidersilk.lab.data import IMAGES, Images
 from spidersilk.lab.models import MODELS
 from spidersilk.lab.reproduce import TABLE_1
+from spidersilk.variance_reduced import VarianceReduced
 
 SEEDS = 5
 SAMPLES = 10_000  # the batches are drawn from the first of each set
@@ -73,19 +75,35 @@ VARIANTS: dict[str, tuple[Change, Callable[[nn.Module], None], int, int]] = {
 }
 
 
-def kill(model: nn.Module) -> None:
-    """No hidden unit of the last hidden layer is ever positive, so only the ten output biases have a gradient."""
+# The sparse forms at the paper's 10 %, and the dense one.
+FORMS: dict[str, Callable[[nn.Module], VarianceReduced]] = {
+    "SpiderBoost": lambda model: silk.SpiderBoost(model.parameters(), 0.1),
+    "Algorithm 1": lambda model: silk.SparseSpiderBoost(model.parameters(), 0.1, k1=0.05, k2=0.05),
+    "SparseSVRG": lambda model: silk.SparseSVRG(model.parameters(), 0.1, k1=0.05, k2=0.05),
+}
+
+
+def kill(model: nn.Module, alive: int = 0) -> None:
+    """Beside the first `alive`, no unit of the last hidden layer is ever positive; with none of them only the ten
+    output biases have a gradient."""
     hidden = [m for m in model.modules() if isinstance(m, nn.Linear)][-2]
-    nn.init.zeros_(hidden.weight)
-    nn.init.constant_(hidden.bias, -1.0)
+    with torch.no_grad():
+        hidden.weight[alive:] = 0.0
+        hidden.bias[alive:] = -1.0
 
 
 def memory_after(
-    model: nn.Module, data: tuple[Tensor, Tensor], change: Change, batch: int, steps: int, seed: int
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    change: Change,
+    batch: int,
+    steps: int,
+    seed: int,
+    form: str = "SpiderBoost",
 ) -> Tensor:
-    """M after an anchor and `steps` more steps of dense SpiderBoost at the paper's settings."""
+    """M after an anchor and `steps` more steps of a form of SpiderBoost at the paper's settings."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = silk.SpiderBoost(model.parameters(), 0.1)
+    optimizer = FORMS[form](model)
     memory = torch.empty(0)
     for step in range(steps + 1):
         anchor = step % 10 == 0
@@ -99,8 +117,11 @@ def memory_after(
             return loss
 
         optimizer.step(closure, anchor=anchor, samples=len(rows))
-        v = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).abs()
-        memory = v if step == 0 else 0.5 * v + 0.5 * memory
+        if form == "SpiderBoost":  # it keeps no memory
+            v = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).abs()
+            memory = v if step == 0 else 0.5 * v + 0.5 * memory
+    if form != "SpiderBoost":
+        memory = torch.cat([optimizer.state[p]["memory"].reshape(-1) for p in model.parameters()])
     return memory
 
 
@@ -113,41 +134,80 @@ def measure(model: str, images: Images, seed: int, variant: str) -> float:
     return silk.entropy(memory_after(made, data, change, batch, steps, seed))
 
 
-def measure_dead(model: str, images: Images, seed: int, steps: int = 199) -> float:
+def measure_dead(
+    model: str, images: Images, seed: int, steps: int = 199, alive: int = 0, change: Change = lambda x: x
+) -> float:
     torch.manual_seed(seed)
     made = MODELS[model][0]()
-    kill(made)
+    kill(made, alive)
     data = images.train_x[:SAMPLES], images.train_y[:SAMPLES]
-    return silk.entropy(memory_after(made, data, lambda x: x, 1000, steps, seed))
+    return silk.entropy(memory_after(made, data, change, 1000, steps, seed))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--save", action="store_true", help="write results/entropy.json")
-    parser.add_argument("--to", type=Path, default=record.RESULTS, help="folder to write to")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    figures: dict[str, Any] = {"before": [], "dead": [], "guess": {}}
+def measure_form(form: str, images: Images, seed: int, loops: int, model: str = "resnet18") -> float:
+    """At the end of the last loop."""
+    torch.manual_seed(seed)
+    made = MODELS[model][0]()
+    data = images.train_x[:SAMPLES], images.train_y[:SAMPLES]
+    return silk.entropy(memory_after(made, data, lambda x: x, 1000, 10 * loops - 1, seed, form))
+
+
+def networks(seeds: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {"before": [], "dead": [], "one alive": [], "guess": {}}
     for (model, name), (before, after) in TABLE_1.items():
         if model == "resnet18":
             continue
         images = IMAGES[name](None)
         shares = torch.bincount(images.train_y).double() / len(images.train_y)
         figures["guess"][images.name] = round(float(-torch.special.xlogy(shares, shares).sum()), 4)
+        place = {"model": model, "data": images.name}
         for variant in VARIANTS:
-            values = [round(measure(model, images, seed, variant), 3) for seed in range(given.seeds)]
-            mean = sum(values) / len(values)
-            row = {"model": model, "data": images.name, "variant": variant, "printed": before}
-            figures["before"].append({**row, "mean": round(mean, 2), "off": round(mean - before, 2), "values": values})
-            print(f"{model}, {images.name}, {variant}: {mean:.2f}, printed {before}", flush=True)
-        values = [round(measure_dead(model, images, seed), 3) for seed in range(given.seeds)]
-        mean = sum(values) / len(values)
-        row = {"model": model, "data": images.name, "printed": after, "mean": round(mean, 2), "values": values}
-        figures["dead"].append(row)
-        print(f"{model}, {images.name}, dead: {mean:.2f}, printed after 150 epochs {after}", flush=True)
-    if given.save:
-        print(record.save("entropy", list(range(given.seeds)), figures, given.to))
+            values = [measure(model, images, seed, variant) for seed in range(seeds)]
+            row = _row({**place, "variant": variant}, before, values)
+            figures["before"].append({**row, "off": round(sum(row["values"]) / seeds - before, 2)})
+        figures["dead"].append(_row(place, after, [measure_dead(model, images, seed) for seed in range(seeds)]))
+        if model == "fc":  # the CNN's printed ones are those of a dead network
+            for variant in ("ours", "one channel, the others 0"):
+                change = VARIANTS[variant][0]
+                values = [measure_dead(model, images, seed, alive=1, change=change) for seed in range(seeds)]
+                figures["one alive"].append(_row({**place, "variant": variant}, after, values))
+    return figures
+
+
+def forms(loops: int) -> list[dict[str, Any]]:
+    told = []
+    for (model, name), (_, after) in TABLE_1.items():
+        if model == "resnet18":
+            images = IMAGES[name](None)
+            for form in FORMS:
+                place = {"model": model, "data": images.name, "form": form, "loops": loops}
+                told.append(_row(place, after, [measure_form(form, images, 0, loops)]))
+    return told
+
+
+def _row(place: dict[str, Any], printed: float, values: list[float]) -> dict[str, Any]:
+    mean = sum(values) / len(values)
+    print(f"{', '.join(str(x) for x in place.values())}: {mean:.2f}, printed {printed}", flush=True)
+    return {**place, "printed": printed, "mean": round(mean, 2), "values": [round(x, 3) for x in values]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of FC and CNN; ResNet-18 has one")
+    parser.add_argument("--loops", type=int, default=3, help="of ResNet-18")
+    parser.add_argument("--only", choices=["networks", "resnet"], help="FC and CNN, or ResNet-18; both unless given")
+    parser.add_argument("--save", action="store_true", help="write results/entropy.json and entropy_resnet18.json")
+    parser.add_argument("--to", type=Path, default=record.RESULTS, help="folder to write to")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.only != "resnet":
+        figures = networks(given.seeds)
+        if given.save:
+            print(record.save("entropy", list(range(given.seeds)), figures, given.to))
+    if given.only != "networks":
+        told = forms(given.loops)
+        if given.save:
+            print(record.save("entropy_resnet18", [0], {"forms": told}, given.to))
 
 
 if __name__ == "__main__":
