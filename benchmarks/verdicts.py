@@ -20,14 +20,17 @@ from rich.console import Console
 from spidersilk.lab import batch
 from spidersilk.lab.config import RunConfig
 from spidersilk.lab.report import load_run
+from spidersilk.trials import FRESH
 
 OPTIMIZERS = {
     "SGD": ("sgd", None),
+    "AdamW": ("adamw", None),
     "SVRG": ("svrg", "dense"),
     "SpiderBoost": ("spiderboost", "dense"),
     "SparseSVRG": ("sparse-svrg", "auto"),
     "SparseSVRG, selected": ("sparse-svrg-selected", "auto"),
-    "SparseSGD": ("sparse-sgd", "long"),
+    "SparseSGD": ("sparse-sgd", "fresh"),
+    "SparseAdamW": ("sparse-adamw", "fresh"),
 }
 TASKS = {
     "image": ({"eval_samples": 3000}, 1.0),
@@ -44,8 +47,9 @@ def config(task: str, method: str, lr: float, seed: int) -> RunConfig:
                      inner_lr_end=lr, name=f"{name}-{seed}", checkpoint_every=1e9)  # fmt: skip
     done = made.completed()
     ratio = (done.anchor_batch_size or 569) // (done.batch_size or 1)  # breast-cancer has 569 samples
-    lengths = {"dense": max(2, ratio), "auto": "auto", "long": max(10, 5 * ratio), None: None}
-    return replace(made, inner_steps=lengths[loops])
+    lengths = {"dense": max(2, ratio), "auto": "auto", "fresh": FRESH, None: None}
+    anchors = {"anchor_batch_size": done.batch_size} if loops == "fresh" else {}
+    return replace(made, inner_steps=lengths[loops], **anchors)
 
 
 def main() -> None:

@@ -93,11 +93,36 @@ def test_every_method_gets_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> N
             tried.append((run.method.name, run.lr, budget))
 
     monkeypatch.setattr(trials._Run, "go_to", noted)
-    silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=50, batch_size=10, budget=400)
+    silk.inspect(model, loss, data, lr=1.0, adam_lr=0.01, anchor_batch_size=50, batch_size=10, budget=400)
     for method in trials.METHODS:
         mine = [(lr, budget) for name, lr, budget in tried if name == method.name]
-        assert [x for x in mine if x[1] == 200] == [(0.5, 200.0), (1.0, 200.0), (2.0, 200.0)]
+        lr = 0.01 if "AdamW" in method.name else 1.0
+        assert [x for x in mine if x[1] == 200] == [(0.5 * lr, 200.0), (lr, 200.0), (2 * lr, 200.0)]
         assert 1 <= len([x for x in mine if x[1] == 400]) <= 3
+
+
+def test_without_its_step_size_adamw_is_left_out() -> None:
+    model, loss, data = problem()
+    found = silk.inspect(model, loss, data, lr=1.0, adam_lr=None, anchor_batch_size=50, batch_size=10, budget=400)
+    assert [t.method for t in found.trials] == [m.name for m in trials.METHODS if "AdamW" not in m.name]
+
+
+def test_methods_without_differences_have_small_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An anchor of theirs is 10 samples, not 100; a small step counts 2 of 11 coordinates."""
+    model, loss, data = problem()
+    asked: dict[str, set[int]] = {}
+    step = trials._Run._step
+
+    def noted(run: Any) -> None:
+        before = run.spent
+        step(run)
+        asked.setdefault(run.method.name, set()).add(round(run.spent - before))
+
+    monkeypatch.setattr(trials._Run, "_step", noted)
+    silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=1000)
+    assert asked["SparseSGD"] == asked["SparseAdamW"] == {10, 2}
+    assert asked["SVRG"] == {100, 20}
+    assert asked["AdamW"] == asked["SGD"] == {10}
 
 
 def test_a_trial_that_diverges_is_not_the_best() -> None:
@@ -109,7 +134,7 @@ def test_a_trial_that_diverges_is_not_the_best() -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return 0.5 * model.weight.square().sum() + 0 * batch.sum()  # pyright: ignore[reportAttributeAccessIssue]
 
-    found = silk.inspect(model, loss, data, lr=1.2, anchor_batch_size=50, batch_size=10, budget=2000)
+    found = silk.inspect(model, loss, data, lr=1.2, adam_lr=0.1, anchor_batch_size=50, batch_size=10, budget=2000)
     assert all(t.lr < 2.4 for t in found.trials)
     assert all(t.lowest < 1e-3 for t in found.trials if not t.sparse)
     with pytest.raises(ValueError, match=r"lr = 1e\+10: the gradients already overflow"):

@@ -249,9 +249,11 @@ def test_tuning_goes_on_where_it_was(tuned: tuple[Tuning, Path], tmp_path: Path)
     """With the file alone nothing is run again; more trials add to those that were."""
     made, _ = tuned
     again = replace(made, tried={}, finals={})
-    assert tune(again, tmp_path / "runs", QUIET, jobs=1, resume=True, command="c", time_limit=None)
+    before = made.path.read_bytes()
+    assert tune(again, tmp_path / "runs", QUIET, jobs=1, resume=True, command="another", time_limit=None)
     assert not (tmp_path / "runs").exists()
     assert again.tried == made.tried
+    assert made.path.read_bytes() == before  # and it still says who made it
     with pytest.raises(ValueError, match="give --resume"):
         tune(made, tmp_path, QUIET, jobs=1, resume=False, command="c", time_limit=None)
     more = replace(made, tried={}, finals={}, trials=5, path=tmp_path / "more.json")

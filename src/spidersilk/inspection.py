@@ -103,6 +103,7 @@ def inspect(
     data: Any,
     *,
     lr: float = 0.1,
+    adam_lr: float | None = 0.001,
     anchor_batch_size: int | None = None,
     batch_size: int | None = None,
     budget: float | None = None,
@@ -111,8 +112,8 @@ def inspect(
     """Measure whether variance reduction with sparse gradients would pay for this model on this data, here.
 
     loss(model, batch): the mean loss over a batch. data: what an `AnchorLoader` takes: tensors or a map-style data set.
-    lr: about the one that SGD trains well with; each method is tried with half of it, with it, and with twice
-        it, and goes on with what was best.
+    lr, adam_lr: about those that SGD and AdamW train well with; each method is tried with half of its own, with
+        it, and with twice it, and goes on with what was best. adam_lr=None leaves AdamW and SparseAdamW out.
     anchor_batch_size, batch_size: B and b; None is 1000 and 100, or less for less data.
     budget: gradient queries for each method's trial; None is a pass over the data, or 20 anchors if that is more.
     report: is told what is being done.
@@ -123,7 +124,7 @@ def inspect(
     n = count_samples(data)
     anchor = min(1000, n) if anchor_batch_size is None else anchor_batch_size
     small = max(1, min(100, n // 10)) if batch_size is None else batch_size
-    return measure(model, _Own(model, loss, data, n, anchor, small), lr, budget, report)
+    return measure(model, _Own(model, loss, data, n, anchor, small), lr, budget, report, adam_lr)
 
 
 class _Own:
@@ -135,9 +136,9 @@ class _Own:
         held = AnchorLoader(data, min(2000, samples), 1, 1, loops=1, generator=torch.Generator().manual_seed(1))
         self._held = next(iter(held))[0]
 
-    def batches(self, inner: InnerLength, seed: int) -> Iterator[tuple[Any, Any]]:
+    def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]:
         generator = torch.Generator().manual_seed(seed)
-        return iter(AnchorLoader(self.data, self.anchor_size, self.small_size, inner, loops=10**9, generator=generator))
+        return iter(AnchorLoader(self.data, anchor, self.small_size, inner, loops=10**9, generator=generator))
 
     def loss(self, batch: Any, point: str | None) -> Tensor:
         return self._loss(self.model, batch)
@@ -171,10 +172,13 @@ def measure(
     lr: float,
     budget: float | None = None,
     report: Callable[[str], None] = lambda _: None,
+    adam_lr: float | None = None,
 ) -> Inspection:
     """`inspect` for a model whose batches and losses come from a `Source`."""
     if not 0 < lr < math.inf:
         raise ValueError(f"lr = {lr} must be positive: about what SGD trains well with")
+    if adam_lr is not None and not 0 < adam_lr < math.inf:
+        raise ValueError(f"adam_lr = {adam_lr} must be positive, about what AdamW trains well with, or None")
     spend = max(source.samples, 20 * source.anchor_size) if budget is None else budget
     if not spend >= 4 * source.anchor_size:
         raise ValueError(f"budget = {spend} must be at least four anchors, {4 * source.anchor_size} gradient queries")
@@ -189,7 +193,7 @@ def measure(
     with undisturbed(model):
         seconds = _seconds(params, source)
     factors = {k: variance_factor(d, *_halves(k, d)) * (1 - shares["half"][k]) for k in GRID}
-    trials = compare(model, source, lr, spend, report)
+    trials = compare(model, source, lr, adam_lr, spend, report)
     return Inspection(d, source.samples, bits, shares["difference"], shares["gradient"], factors, seconds, trials)
 
 
@@ -205,7 +209,7 @@ def _captured(
     bits: list[float] = []
     memory = torch.zeros(())
     source.prepare("anchor")
-    batches = source.batches(as_inner_length(steps + 1), 0)
+    batches = source.batches(as_inner_length(steps + 1), 0, source.anchor_size)
     for _ in range(loops * (steps + 1)):
         batch, is_anchor = next(batches)
         seen: list[Tensor] = []
@@ -253,7 +257,7 @@ def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict
     dense, sparse, fresh = SVRG(params, lr=0.0), SparseSVRG(params, lr=0.0), SparseSGD(params, lr=0.0)
     sgd = torch.optim.SGD(params, lr=0.0)
     source.prepare("anchor")
-    batches = source.batches(as_inner_length(2), 0)
+    batches = source.batches(as_inner_length(2), 0, source.anchor_size)
 
     def closure_of(batch: Any) -> Callable[[], Tensor]:
         def closure() -> Tensor:

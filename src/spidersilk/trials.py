@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from spidersilk.errors import DivergenceError
-from spidersilk.optimizers import SVRG, SparseSGD, SparseSVRG, SpiderBoost, VarianceReduced
+from spidersilk.optimizers import SVRG, SparseAdamW, SparseSGD, SparseSVRG, SpiderBoost, VarianceReduced
 from spidersilk.schedule import Adaptive, InnerLength, as_inner_length
 
 FACTORS = (0.5, 1.0, 2.0)
 """Each method is tried with these multiples of lr, for half of the budget; the best one goes on, with a second seed."""
+FRESH = 50
+"""Steps from one choice of coordinates to the next where v is no difference to an anchor."""
 _POINTS = 16  # evaluations in a whole budget
 
 
@@ -28,7 +30,7 @@ class Source(Protocol):
     anchor_size: int
     small_size: int
 
-    def batches(self, inner: InnerLength, seed: int) -> Iterator[tuple[Any, Any]]: ...
+    def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]: ...
     def loss(self, batch: Any, point: str | None) -> Tensor: ...
     def held(self) -> float: ...
     def stepped(self) -> None: ...
@@ -39,23 +41,29 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A method to try: how to make it, how long its loops are, whether it is sparse."""
+    """A method to try: how to make it, how long its loops are, whether it is sparse.
+
+    adam: its step sizes are AdamW's. fresh: anchors only choose coordinates, and are as small as the other batches."""
 
     name: str
     make: Callable[[Sequence[Tensor], float], torch.optim.Optimizer]
     inner: Callable[[int, int], InnerLength]
     sparse: bool = False
+    adam: bool = False
+    fresh: bool = False
 
 
 METHODS = (
     Method("SGD", lambda p, lr: torch.optim.SGD(p, lr), lambda anchor, small: as_inner_length(1)),
+    Method("AdamW", lambda p, lr: torch.optim.AdamW(p, lr), lambda anchor, small: as_inner_length(1), adam=True),
     Method("SpiderBoost", SpiderBoost, lambda anchor, small: as_inner_length(max(2, anchor // small))),
     Method("SVRG", SVRG, lambda anchor, small: as_inner_length(max(2, anchor // small))),
     Method("SparseSVRG", SparseSVRG, lambda anchor, small: Adaptive(), True),
     Method(
         "SparseSVRG, selected", lambda p, lr: SparseSVRG(p, lr, move="selected"), lambda anchor, small: Adaptive(), True
     ),
-    Method("SparseSGD", SparseSGD, lambda anchor, small: as_inner_length(max(10, 5 * anchor // small)), True),
+    Method("SparseSGD", SparseSGD, lambda anchor, small: as_inner_length(FRESH), True, fresh=True),
+    Method("SparseAdamW", SparseAdamW, lambda anchor, small: as_inner_length(FRESH), True, adam=True, fresh=True),
 )
 
 
@@ -88,13 +96,23 @@ class Trial:
 
 
 def compare(
-    model: nn.Module, source: Source, lr: float, budget: float, report: Callable[[str], None] = lambda _: None
+    model: nn.Module,
+    source: Source,
+    lr: float,
+    adam_lr: float | None,
+    budget: float,
+    report: Callable[[str], None] = lambda _: None,
 ) -> list[Trial]:
-    """One trial for each of METHODS, all from the model's present point; `budget` is in gradient queries."""
+    """One trial for each of METHODS, all from the model's present point; `budget` is in gradient queries.
+
+    Without `adam_lr` AdamW and SparseAdamW are left out."""
     told = []
     for method in METHODS:
+        centre = adam_lr if method.adam else lr
+        if centre is None:
+            continue
         report(method.name)
-        runs = [_Run(model, source, method, factor * lr) for factor in FACTORS]
+        runs = [_Run(model, source, method, factor * centre) for factor in FACTORS]
         for run in runs:
             run.go_to(budget / 2, budget / _POINTS)
         told.append(_finish(sorted(runs, key=lambda run: run.trial.lowest), budget))
@@ -122,6 +140,7 @@ class _Run:
 
     def __init__(self, model: nn.Module, source: Source, method: Method, lr: float, seed: int = 0):
         self.model, self.source, self.method, self.lr, self.seed = model, source, method, lr, seed
+        self.anchor = source.small_size if method.fresh else source.anchor_size
         self.trial = Trial(method.name, method.sparse, lr, [], [], [])
         self.spent, self.seconds = 0.0, 0.0
         self.started = self.diverged = False
@@ -152,16 +171,16 @@ class _Run:
         self.optimizer = self.method.make(params, self.lr)
         self.reference = getattr(self.optimizer, "reference", None)
         self.source.prepare(self.reference)
-        inner = self.method.inner(self.source.anchor_size, self.source.small_size)
+        inner = self.method.inner(self.anchor, self.source.small_size)
         if isinstance(self.optimizer, VarianceReduced):
-            self.batches = self.source.batches(inner, self.seed)
+            self.batches = self.source.batches(inner, self.seed, self.anchor)
         else:
             self.batches = _smalls(self.source, self.seed)
         self._look()
 
     def _step(self) -> None:
         batch, is_anchor = next(self.batches)
-        size = self.source.anchor_size if is_anchor else self.source.small_size
+        size = self.anchor if is_anchor else self.source.small_size
         optimizer = self.optimizer
         self._wait()
         start = time.perf_counter()
@@ -203,7 +222,7 @@ class _Run:
 
 
 def _smalls(source: Source, seed: int) -> Iterator[tuple[Any, bool]]:
-    for batch, is_anchor in source.batches(as_inner_length(10**9), seed):
+    for batch, is_anchor in source.batches(as_inner_length(10**9), seed, source.anchor_size):
         if not is_anchor:
             yield batch, False
 

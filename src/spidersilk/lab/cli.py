@@ -253,6 +253,9 @@ def plan_command(
 def inspect_command(
     target: Annotated[str, typer.Argument(help="a task, or a Python file with model, loss(model, batch) and data")],
     lr: Annotated[float | None, typer.Option("--lr", help="about what SGD trains well with (task: its own)")] = None,
+    adam_lr: Annotated[
+        float, typer.Option("--adam-lr", help="about what AdamW trains well with; 0 leaves AdamW and SparseAdamW out")
+    ] = 0.001,
     budget: Annotated[float | None, typer.Option("--budget", help="queries over N for each trial")] = None,
     settings: Settings = None,
     data_dir: DataDir = None,
@@ -262,11 +265,11 @@ def inspect_command(
     with console.status("measuring") as status:
         told = lambda what: status.update(f"measuring: {what}")  # noqa: E731
         if target.endswith(".py"):
-            found = inspecting.inspect_file(Path(target), 0.1 if lr is None else lr, budget, told)
+            found = inspecting.inspect_file(Path(target), 0.1 if lr is None else lr, adam_lr or None, budget, told)
         else:
             config = apply_settings(RunConfig(target, "sgd", lr=lr), settings or [])
             config = replace(config, data_dir=str(data_dir)) if data_dir is not None else config
-            found = inspecting.inspect_task(config, budget, told)
+            found = inspecting.inspect_task(config, adam_lr or None, budget, told)
     for table in inspecting.tables(found):
         console.print(table)
     console.print(f"[bold]{found.verdict}[/bold]", highlight=False)

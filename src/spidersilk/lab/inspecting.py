@@ -28,9 +28,9 @@ class TaskSource:
         self.task, self.anchor_size, self.small_size = task, anchor, small
         self.samples = task.samples
 
-    def batches(self, inner: InnerLength, seed: int) -> Iterator[tuple[Any, Any]]:
+    def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]:
         generator = torch.Generator().manual_seed(seed)
-        return iter(self.task.batches(self.anchor_size, self.small_size, inner, generator))
+        return iter(self.task.batches(anchor, self.small_size, inner, generator))
 
     def loss(self, batch: Any, point: str | None) -> Tensor:
         return self.task.loss(batch, point)
@@ -52,7 +52,9 @@ class TaskSource:
         self.task.load_state_dict(state)
 
 
-def inspect_task(config: RunConfig, budget: float | None, report: Any = lambda _: None) -> Inspection:
+def inspect_task(
+    config: RunConfig, adam_lr: float | None, budget: float | None, report: Any = lambda _: None
+) -> Inspection:
     """Inspect a task with its own batch sizes and step size, or the config's."""
     config = config.completed()
     torch.manual_seed(config.seed)
@@ -61,10 +63,12 @@ def inspect_task(config: RunConfig, budget: float | None, report: Any = lambda _
     assert config.lr is not None
     assert config.batch_size is not None
     source = TaskSource(task, config.anchor_batch_size or task.samples, config.batch_size)
-    return measure(task.model, source, config.lr, budget and budget * task.samples, report)
+    return measure(task.model, source, config.lr, budget and budget * task.samples, report, adam_lr)
 
 
-def inspect_file(path: Path, lr: float, budget: float | None, report: Any = lambda _: None) -> Inspection:
+def inspect_file(
+    path: Path, lr: float, adam_lr: float | None, budget: float | None, report: Any = lambda _: None
+) -> Inspection:
     """Inspect what a Python file defines: `model`, `loss(model, batch)` and `data`."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -81,7 +85,8 @@ def inspect_file(path: Path, lr: float, budget: float | None, report: Any = lamb
         )
     sizes = {name: getattr(module, name) for name in ("anchor_batch_size", "batch_size") if hasattr(module, name)}
     spend = budget and budget * count_samples(module.data)
-    return inspect(module.model, module.loss, module.data, lr=lr, budget=spend, report=report, **sizes)
+    rates = {"lr": lr, "adam_lr": adam_lr}
+    return inspect(module.model, module.loss, module.data, **rates, budget=spend, report=report, **sizes)
 
 
 def tables(found: Inspection) -> list[Table]:
