@@ -5,8 +5,8 @@ python benchmarks/entropy.py --save        # results/entropy.json; needs MNIST, 
 Entropy of M = |v| at the first anchor, so before training, for FC and CNN; each variant changes one or two things of
 ours (three equal channels for MNIST, pixels in [0, 1], torch's first weights, a batch of 1000). Then readings of the
 entropy after training: that of a network whose hidden units are dead, all or all but one, after SpiderBoost has trained
-what is left of it; for ResNet-18 that of the sparse forms' M, whose random coordinates are scaled, from the first loops
-(`--only resnet`; a minute for each loop on one core). And the loss of guessing by class frequency.
+what is left of it; for ResNet-18 that of the sparse forms' M, whose random coordinates are scaled, from the first loop
+(`--only resnet`; minutes for each loop on one core). And the loss of guessing by class frequency.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _row(place: dict[str, Any], printed: float, values: list[float]) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of FC and CNN; ResNet-18 has one")
-    parser.add_argument("--loops", type=int, default=3, help="of ResNet-18")
+    parser.add_argument("--loops", type=int, default=1, help="of ResNet-18")
     parser.add_argument("--only", choices=["networks", "resnet"], help="FC and CNN, or ResNet-18; both unless given")
     parser.add_argument("--save", action="store_true", help="write results/entropy.json and entropy_resnet18.json")
     parser.add_argument("--to", type=Path, default=record.RESULTS, help="folder to write to")
