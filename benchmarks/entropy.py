@@ -5,14 +5,16 @@ python benchmarks/entropy.py --save        # results/entropy.json; needs MNIST, 
 Entropy of M = |v| at the first anchor, so before training, for FC and CNN; each variant changes one or two things of
 ours (three equal channels for MNIST, pixels in [0, 1], torch's first weights, a batch of 1000). Then readings of the
 entropy after training: that of a network whose hidden units are dead, all or all but one, after SpiderBoost has trained
-what is left of it; for ResNet-18 that of the sparse forms' M, whose random coordinates are scaled, from the first loop
-(`--only resnet`; minutes for each loop on one core). And the loss of guessing by class frequency.
+what is left of it; for ResNet-18 that of the sparse forms' M, whose random coordinates are scaled, at the end of the
+first loops (`--only resnet18 --data svhn`, say; minutes for each loop on one core). And the loss of guessing by class
+frequency.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,7 @@ def kill(model: nn.Module, alive: int = 0) -> None:
         hidden.bias[alive:] = -1.0
 
 
-def memory_after(
+def memories(
     model: nn.Module,
     data: tuple[Tensor, Tensor],
     change: Change,
@@ -100,8 +102,8 @@ def memory_after(
     steps: int,
     seed: int,
     form: str = "SpiderBoost",
-) -> Tensor:
-    """M after an anchor and `steps` more steps of a form of SpiderBoost at the paper's settings."""
+) -> Iterator[Tensor]:
+    """M after an anchor and after each of `steps` more steps of a form of SpiderBoost at the paper's settings."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = FORMS[form](model)
     memory = torch.empty(0)
@@ -120,9 +122,14 @@ def memory_after(
         if form == "SpiderBoost":  # it keeps no memory
             v = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).abs()
             memory = v if step == 0 else 0.5 * v + 0.5 * memory
-    if form != "SpiderBoost":
-        memory = torch.cat([optimizer.state[p]["memory"].reshape(-1) for p in model.parameters()])
-    return memory
+        else:
+            memory = torch.cat([optimizer.state[p]["memory"].reshape(-1) for p in model.parameters()])
+        yield memory
+
+
+def memory_after(*given: Any) -> Tensor:
+    """The last of `memories`."""
+    return deque(memories(*given), maxlen=1).pop()
 
 
 def measure(model: str, images: Images, seed: int, variant: str) -> float:
@@ -144,12 +151,13 @@ def measure_dead(
     return silk.entropy(memory_after(made, data, change, 1000, steps, seed))
 
 
-def measure_form(form: str, images: Images, seed: int, loops: int, model: str = "resnet18") -> float:
-    """At the end of the last loop."""
+def measure_form(form: str, images: Images, seed: int, loops: int, model: str = "resnet18") -> list[float]:
+    """At the first anchor, and at the end of each loop."""
     torch.manual_seed(seed)
     made = MODELS[model][0]()
     data = images.train_x[:SAMPLES], images.train_y[:SAMPLES]
-    return silk.entropy(memory_after(made, data, lambda x: x, 1000, 10 * loops - 1, seed, form))
+    steps = enumerate(memories(made, data, lambda x: x, 1000, 10 * loops - 1, seed, form))
+    return [silk.entropy(memory) for step, memory in steps if step == 0 or step % 10 == 9]
 
 
 def networks(seeds: int) -> dict[str, Any]:
@@ -174,14 +182,12 @@ def networks(seeds: int) -> dict[str, Any]:
     return figures
 
 
-def forms(loops: int) -> list[dict[str, Any]]:
-    told = []
-    for (model, name), (_, after) in TABLE_1.items():
-        if model == "resnet18":
-            images = IMAGES[name](None)
-            for form in FORMS:
-                place = {"model": model, "data": images.name, "form": form, "loops": loops}
-                told.append(_row(place, after, [measure_form(form, images, 0, loops)]))
+def forms(name: str, loops: int) -> dict[str, Any]:
+    images, (_, after) = IMAGES[name](None), TABLE_1["resnet18", name]
+    told: dict[str, Any] = {"model": "resnet18", "data": images.name, "printed": after, "loops": loops, "forms": {}}
+    for form in FORMS:
+        told["forms"][form] = [round(x, 3) for x in measure_form(form, images, 0, loops)]
+        print(f"resnet18, {images.name}, {form}: {told['forms'][form]}, printed {after}", flush=True)
     return told
 
 
@@ -194,20 +200,21 @@ def _row(place: dict[str, Any], printed: float, values: list[float]) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of FC and CNN; ResNet-18 has one")
-    parser.add_argument("--loops", type=int, default=1, help="of ResNet-18")
-    parser.add_argument("--only", choices=["networks", "resnet"], help="FC and CNN, or ResNet-18; both unless given")
-    parser.add_argument("--save", action="store_true", help="write results/entropy.json and entropy_resnet18.json")
+    parser.add_argument("--only", choices=["networks", "resnet18"], help="FC and CNN, or ResNet-18; both unless given")
+    parser.add_argument("--data", default="cifar10,svhn", help="of ResNet-18, separated by commas")
+    parser.add_argument("--loops", type=int, default=2, help="of ResNet-18")
+    parser.add_argument("--save", action="store_true", help="write results/entropy.json and entropy_resnet18_DATA.json")
     parser.add_argument("--to", type=Path, default=record.RESULTS, help="folder to write to")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.only != "resnet":
+    if given.only != "resnet18":
         figures = networks(given.seeds)
         if given.save:
             print(record.save("entropy", list(range(given.seeds)), figures, given.to))
-    if given.only != "networks":
-        told = forms(given.loops)
+    for name in given.data.split(",") if given.only != "networks" else []:
+        told = forms(name, given.loops)
         if given.save:
-            print(record.save("entropy_resnet18", [0], {"forms": told}, given.to))
+            print(record.save(f"entropy_resnet18_{name}", [0], told, given.to))
 
 
 if __name__ == "__main__":
