@@ -25,6 +25,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 from rich.console import Console
 
 import spidersilk as silk
+from spidersilk import trials
 from spidersilk.lab import batch, cli, demo, files, optimizers, pieces, report, reproduce, runner, tasks
 from spidersilk.lab.config import RunConfig, apply_settings, from_dict, from_yaml
 from spidersilk.lab.inspecting import TaskSource
@@ -354,7 +355,7 @@ def test_a_stateful_task_is_inspected_with_the_state_of_its_reference(data_dir: 
     source.prepare("anchor")
     told: list[silk.Measures] = []
     optimizer.register_measures_hook(told.append)
-    for _, (chunk, is_anchor) in zip(range(6), source.batches(Fixed(6), 0), strict=False):
+    for _, (chunk, is_anchor) in zip(range(6), source.batches(Fixed(6), 0, 8), strict=False):
 
         def closure(chunk: Any = chunk) -> torch.Tensor:
             optimizer.zero_grad()
@@ -365,6 +366,22 @@ def test_a_stateful_task_is_inspected_with_the_state_of_its_reference(data_dir: 
         optimizer.step(closure, anchor=is_anchor)
         source.stepped()
     assert [m.top_energy for m in told] == [0.0] * 5
+
+
+def test_an_inspection_of_a_stateful_task_goes_on_where_it_was(data_dir: str) -> None:
+    """A run that stops, while another of its method runs, ends as one that does not stop."""
+    options = {"hidden": 8, "embedding": 4, "train_tokens": 4000, "eval_tokens": 800}
+    torch.manual_seed(0)
+    task = tasks.find("language")(options, data_dir, torch.device("cpu"))
+    source = TaskSource(task, 8, 4)
+    for method in trials.METHODS:
+        whole, parted = (trials._Run(task.model, source, method, 0.01) for _ in range(2))
+        whole.go_to(160, 40)
+        parted.go_to(80, 40)
+        trials._Run(task.model, source, method, 0.02, seed=1).go_to(80, 40)
+        parted.go_to(160, 40)
+        assert parted.trial.losses == whole.trial.losses, method.name
+        assert len(set(whole.trial.losses)) > 2, method.name
 
 
 @pytest.mark.parametrize("rows", [5, 10, 20, 40])

@@ -21,6 +21,7 @@ from spidersilk.distributed import DisagreementError, WorkerLostError
 from spidersilk.lab import batch, collect, demo, inspecting, optimizers, page, parallel, pieces, report, reproduce
 from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.files import DataError
+from spidersilk.lab.grid import start
 from spidersilk.lab.machine import command
 from spidersilk.lab.runner import RunError
 from spidersilk.lab.tasks import all_tasks, nearest
@@ -254,8 +255,9 @@ def inspect_command(
     target: Annotated[str, typer.Argument(help="a task, or a Python file with model, loss(model, batch) and data")],
     lr: Annotated[float | None, typer.Option("--lr", help="about what SGD trains well with (task: its own)")] = None,
     adam_lr: Annotated[
-        float, typer.Option("--adam-lr", help="about what AdamW trains well with; 0 leaves AdamW and SparseAdamW out")
-    ] = 0.001,
+        float | None,
+        typer.Option("--adam-lr", help="about what AdamW trains well with (0.001; task: its own); 0: without AdamW"),
+    ] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="queries over N for each trial")] = None,
     settings: Settings = None,
     data_dir: DataDir = None,
@@ -265,11 +267,13 @@ def inspect_command(
     with console.status("measuring") as status:
         told = lambda what: status.update(f"measuring: {what}")  # noqa: E731
         if target.endswith(".py"):
-            found = inspecting.inspect_file(Path(target), 0.1 if lr is None else lr, adam_lr or None, budget, told)
+            rates = 0.1 if lr is None else lr, 0.001 if adam_lr is None else adam_lr or None
+            found = inspecting.inspect_file(Path(target), *rates, budget, told)
         else:
             config = apply_settings(RunConfig(target, "sgd", lr=lr), settings or [])
             config = replace(config, data_dir=str(data_dir)) if data_dir is not None else config
-            found = inspecting.inspect_task(config, adam_lr or None, budget, told)
+            own = start(target, "adamw")["lr"] if adam_lr is None else adam_lr or None
+            found = inspecting.inspect_task(config, own, budget, told)
     for table in inspecting.tables(found):
         console.print(table)
     console.print(f"[bold]{found.verdict}[/bold]", highlight=False)

@@ -20,13 +20,6 @@ SECOND_NAMES = {
     "valid_loss": "validation loss",
     "auc": "AUC of held-out items",
 }
-# Language models' losses were measured so before the task had `eval_pieces`.
-FIRST_TOKENS = (
-    "**To be measured again**: these training losses are of the first 20,000 tokens of the text. Training reads the "
-    "text in order, and knows these tokens best just after it has read them, which is at different counts of queries "
-    "for different batch sizes: that alone moves a loss by 0.1 and more. The task now looks at pieces from all over "
-    "the text. Validation losses are not affected.\n"
-)
 COUNTS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 50, 100, 150)
 SLACK = 0.02  # how far from a count, as a share of it, a curve may be looked at
 
@@ -147,12 +140,6 @@ def chapters(results: Path) -> list[Chapter]:
                 groups.append(Group(config, [c for c in curves if c.rows]))
             made.append(Chapter(experiment, _common(part.configs), part.title, groups))
     return made
-
-
-def on_first_tokens(curves: Iterable[Curve]) -> bool:
-    """Whether there are language models among them whose loss is that of the first tokens of the text."""
-    configs = [c.config for c in curves]
-    return any(c.get("task") == "language" and "eval_pieces" not in c.get("options", {}) for c in configs)
 
 
 def _common(configs: list[RunConfig]) -> str:

@@ -10,11 +10,9 @@ from typing import Any
 
 from spidersilk.lab import collect, report
 from spidersilk.lab.evidence import (
-    FIRST_TOKENS,
     SECOND,
     SECOND_NAMES,
     number,
-    on_first_tokens,
     second_text,
     table,
     tunings,
@@ -134,8 +132,6 @@ def _section(name: str, held: dict[str, Any]) -> str:
     if conditions.get("bf16"):
         budgets += ", with autocast to bfloat16"
     parts.append(f"{budgets} ([results/{name}.json](../results/{name}.json)).\n")
-    if on_first_tokens(collect.unpack(run) for run in held["runs"]):
-        parts.append(FIRST_TOKENS)
     target = held["target"]
     costs = {m: _to(held, m, target) for m in held["methods"]} if target is not None else {}
     second = SECOND.get(conditions["task"])
