@@ -64,7 +64,7 @@ def test_inspect_measures_and_leaves_the_model_alone() -> None:
     state = torch.get_rng_state()
     told: list[str] = []
     found = silk.inspect(
-        model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=1000, report=told.append
+        model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=400, report=told.append
     )
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -76,7 +76,7 @@ def test_inspect_measures_and_leaves_the_model_alone() -> None:
     assert list(found.captured.values()) == sorted(found.captured.values())
     assert found.captured[0.5] <= 1
     assert set(found.seconds) == {"anchor", "SGD", "dense", "sparse", "SparseSGD"}
-    assert all(t.queries[-1] >= 1000 for t in found.trials)
+    assert all(t.queries[-1] >= 400 for t in found.trials)
     assert all(t.losses[0] == found.trials[0].losses[0] for t in found.trials)  # from one point
     assert found.best_dense.lowest < found.trials[0].losses[0]
     assert found.verdict.split(":")[0] in ("yes", "no", "yes in queries, no in time")
@@ -103,7 +103,7 @@ def test_every_method_gets_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_its_step_size_adamw_is_left_out() -> None:
     model, loss, data = problem()
-    found = silk.inspect(model, loss, data, lr=1.0, adam_lr=None, anchor_batch_size=50, batch_size=10, budget=400)
+    found = silk.inspect(model, loss, data, lr=1.0, adam_lr=None, anchor_batch_size=50, batch_size=10, budget=200)
     assert [t.method for t in found.trials] == [m.name for m in trials.METHODS if "AdamW" not in m.name]
 
 
@@ -119,7 +119,7 @@ def test_methods_without_differences_have_small_anchors(monkeypatch: pytest.Monk
         asked.setdefault(run.method.name, set()).add(round(run.spent - before))
 
     monkeypatch.setattr(trials._Run, "_step", noted)
-    silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=1000)
+    silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=400)
     assert asked["SparseSGD"] == asked["SparseAdamW"] == {10, 2}
     assert asked["SVRG"] == {100, 20}
     assert asked["AdamW"] == asked["SGD"] == {10}
@@ -134,7 +134,7 @@ def test_a_trial_that_diverges_is_not_the_best() -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return 0.5 * model.weight.square().sum() + 0 * batch.sum()  # pyright: ignore[reportAttributeAccessIssue]
 
-    found = silk.inspect(model, loss, data, lr=1.2, adam_lr=0.1, anchor_batch_size=50, batch_size=10, budget=2000)
+    found = silk.inspect(model, loss, data, lr=1.2, adam_lr=None, anchor_batch_size=50, batch_size=10, budget=1000)
     assert all(t.lr < 2.4 for t in found.trials)
     assert all(t.lowest < 1e-3 for t in found.trials if not t.sparse)
     with pytest.raises(ValueError, match=r"lr = 1e\+10: the gradients already overflow"):

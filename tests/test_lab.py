@@ -374,7 +374,7 @@ def test_an_inspection_of_a_stateful_task_goes_on_where_it_was(data_dir: str) ->
     torch.manual_seed(0)
     task = tasks.find("language")(options, data_dir, torch.device("cpu"))
     source = TaskSource(task, 8, 4)
-    for method in trials.METHODS:
+    for method in (m for m in trials.METHODS if m.name in ("AdamW", "SparseSVRG", "SparseAdamW")):
         whole, parted = (trials._Run(task.model, source, method, 0.01) for _ in range(2))
         whole.go_to(160, 40)
         parted.go_to(80, 40)
