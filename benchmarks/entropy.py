@@ -151,10 +151,10 @@ def measure_dead(
     return silk.entropy(memory_after(made, data, change, 1000, steps, seed))
 
 
-def measure_form(form: str, images: Images, seed: int, loops: int, model: str = "resnet18") -> list[float]:
-    """At the first anchor, and at the end of each loop."""
+def measure_form(form: str, images: Images, seed: int, loops: int) -> list[float]:
+    """Of ResNet-18, at the first anchor and at the end of each loop."""
     torch.manual_seed(seed)
-    made = MODELS[model][0]()
+    made = MODELS["resnet18"][0]()
     data = images.train_x[:SAMPLES], images.train_y[:SAMPLES]
     steps = enumerate(memories(made, data, lambda x: x, 1000, 10 * loops - 1, seed, form))
     return [silk.entropy(memory) for step, memory in steps if step == 0 or step % 10 == 9]

@@ -5,7 +5,7 @@ python benchmarks/network_ideas.py --save    # results/network_ideas_*.json; nee
 The paper's FC on MNIST and its CNN on MNIST and CIFAR-10, training loss after 1, 1 and 2 N queries, k = 10 %: four step
 sizes a factor of two apart on seed 0, then the best of them on seeds 1 to 3. IDEAS has what is tried: over AdamW with
 fresh gradients at the selected coordinates (`SparseAdamW`), and over SGD with differences to an anchor (`SparseSVRG`).
-The FC takes about an hour on one core, the CNN a GPU.
+The FC takes about two hours on one core; the CNN wants a GPU.
 
 A plain loop over one flat vector, apart from the library, so that an idea can be tried in a line.
 """
