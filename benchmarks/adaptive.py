@@ -15,8 +15,8 @@ from pathlib import Path
 from record import RESULTS, save
 from rich.console import Console
 
-from spidersilk.lab import batch
-from spidersilk.lab.config import RunConfig
+from spidersilk.lab.run import batch
+from spidersilk.lab.run.config import RunConfig
 
 METHODS = {
     "SpiderBoost, m = 10": ("spiderboost", 10),

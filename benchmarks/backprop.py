@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
-from spidersilk.backprop import timing
-from spidersilk.lab import models
+from spidersilk.lab.tasks import models
 from spidersilk.lab.tasks.language import LanguageModel
 from spidersilk.lab.tasks.ranking import Factors
-from spidersilk.two_point import swapped
+from spidersilk.variance.backprop import timing
+from spidersilk.variance.two_point import swapped
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Table 1's entropies under other readings of how they were measured: pixels, channels, first weights, batch, time.
 
-python benchmarks/entropy.py --save        # results/entropy.json; needs MNIST, CIFAR-10 and SVHN (SPIDERSILK_DATA)
+python benchmarks/entropy.py --save        # needs MNIST, CIFAR-10 and SVHN (SPIDERSILK_DATA)
 
 Entropy of M = |v| at the first anchor, so before training, for FC and CNN; each variant changes one or two things of
 ours (three equal channels for MNIST, pixels in [0, 1], torch's first weights, a batch of 1000). Then readings of the
@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
-from spidersilk.lab.data import IMAGES, Images
-from spidersilk.lab.models import MODELS
-from spidersilk.lab.reproduce import TABLE_1
-from spidersilk.variance_reduced import VarianceReduced
+from spidersilk.lab.data.sets import IMAGES, Images
+from spidersilk.lab.experiments.paper import TABLE_1
+from spidersilk.lab.tasks.models import MODELS
+from spidersilk.variance.variance_reduced import VarianceReduced
 
 SEEDS = 5
 SAMPLES = 10_000  # the batches are drawn from the first of each set
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["networks", "resnet18"], help="FC and CNN, or ResNet-18; both unless given")
     parser.add_argument("--data", default="cifar10,svhn", help="of ResNet-18, separated by commas")
     parser.add_argument("--loops", type=int, default=2, help="of ResNet-18")
-    parser.add_argument("--save", action="store_true", help="write results/entropy.json and entropy_resnet18_DATA.json")
+    parser.add_argument("--save", action="store_true", help="write entropy.json and entropy_resnet18_DATA.json")
     parser.add_argument("--to", type=Path, default=record.RESULTS, help="folder to write to")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--batches", type=int, default=200, help="small batches timed in each turn")
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--save", action="store_true", help="write results/loader.json")
+    parser.add_argument("--save", action="store_true", help="write results/benchmarks/loader.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     x, y = torch.rand(options.samples, 1, 28, 28), torch.randint(10, (options.samples,))

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
-from spidersilk.lab.data import binary
-from spidersilk.lab.files import DataError
+from spidersilk.lab.data.files import DataError
+from spidersilk.lab.data.sets import binary
 from spidersilk.lab.tasks.logistic import minimum
 
 BATCH = 50

@@ -1,6 +1,6 @@
 """Does sparsity pay on logistic regression once dense SVRG is tuned as well? What was tried, all counted the same way.
 
-python benchmarks/logistic_ideas.py --save      # results/logistic_ideas.json; needs a9a, w8a, MNIST (SPIDERSILK_DATA)
+python benchmarks/logistic_ideas.py --save      # needs a9a, w8a, MNIST (SPIDERSILK_DATA)
 
 Queries over n to f - f* = 1e-5, at most 20, for anchored differences (SVRG) in five forms, each plain, with anchors
 that grow (n / 64 samples, then four times as many each, and loops in proportion), and over Adagrad: six trials each, of
@@ -33,8 +33,8 @@ import numpy as np
 import record
 from numpy.typing import NDArray
 
-from spidersilk.lab.data import binary
-from spidersilk.lab.files import DataError
+from spidersilk.lab.data.files import DataError
+from spidersilk.lab.data.sets import binary
 from spidersilk.lab.tasks.logistic import minimum
 
 Array = NDArray[Any]
@@ -201,7 +201,7 @@ def _finite(value: float) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", default=",".join(SETS), help="separated by commas; each is saved when it is done")
-    parser.add_argument("--save", action="store_true", help="write results/logistic_ideas.json")
+    parser.add_argument("--save", action="store_true", help="write results/benchmarks/logistic_ideas.json")
     parser.add_argument("--fresh", action="store_true", help="forget the other sets of the file that is there")
     given = parser.parse_args()
     path = record.RESULTS / "logistic_ideas.json"

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import spidersilk as silk
-from spidersilk.lab import models
+from spidersilk.lab.tasks import models
 
 
 def size(tensors: Iterable[Any]) -> int:

@@ -37,7 +37,7 @@ TUNED = {
     "SparseSGD": 0.4,
     "SparseSGD-rows": 0.4,
     "SparseSVRG": 0.2,
-}  # results/network_tuning.json
+}  # results/benchmarks/network_tuning.json
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "NUMBA_NUM_THREADS": "1",
@@ -66,7 +66,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--max-steps", type=int, default=300, help="after which a run to the target gives up")
     parser.add_argument("--tune", action="store_true", help="only count steps to the target, for a grid of step sizes")
     parser.add_argument("--fresh", action="store_true", help="forget what a broken-off run had measured")
-    parser.add_argument("--save", action="store_true", help="write results/network.json and .png")
+    parser.add_argument("--save", action="store_true", help="write results/benchmarks/network.json and .png")
     parser.add_argument("--name", default="network", help="of the files that --save writes")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder that --save writes to")
     given = parser.parse_args()

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spidersilk.lab.data import IMAGES
-from spidersilk.lab.files import DataError
-from spidersilk.lab.models import MODELS
+from spidersilk.lab.data.files import DataError
+from spidersilk.lab.data.sets import IMAGES
+from spidersilk.lab.tasks.models import MODELS
 
 BETA1, BETA2, EPS, DECAY, ALPHA = 0.9, 0.999, 1e-8, 0.01, 0.5
 LOOKED_AT = 10_000  # training samples of which the loss is told

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import spidersilk as silk
-from spidersilk.distributed import leave
+from spidersilk.parallel.workers import leave
 
 LOUD = 0.25  # of a processor, used by other programs
 FACTOR_WARM_UP = 2  # dense steps before PowerSGD begins: torch's hook wants at least that

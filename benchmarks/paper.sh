@@ -34,7 +34,7 @@ began=$(date +%s)
 cd "$(dirname "$0")/.."
 held=$runs/held given=$runs/given # what pieces on this machine add to, and what results/ had of it
 mkdir -p "$out" "$held" "$given"
-for file in results/paper_*.json results/tune_*.json results/network_ideas_*.json; do
+for file in results/paper/paper_*.json results/tune/tune_*.json ; do
     if [ -f "$file" ] && ! cmp -s "$file" "$given/$(basename "$file")"; then # new, or changed in results/ since
         cp "$file" "$held"/
         cp "$file" "$given"/

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import spidersilk
-from spidersilk.lab.runner import machine, revision, write_atomically
+from spidersilk.lab.run.runner import machine, revision, write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "results"
+RESULTS = ROOT / "results" / "benchmarks"
 
 
 def save(name: str, seeds: list[int], figures: dict[str, Any], folder: Path = RESULTS) -> Path:

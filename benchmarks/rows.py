@@ -14,8 +14,8 @@ from pathlib import Path
 from record import RESULTS, save
 from rich.console import Console
 
-from spidersilk.lab import batch
-from spidersilk.lab.config import RunConfig
+from spidersilk.lab.run import batch
+from spidersilk.lab.run.config import RunConfig
 
 METHODS = {
     "SparseSVRG": {"optimizer": "sparse-svrg", "k1": 0.05, "k2": 0.05, "inner_steps": 10},

@@ -12,7 +12,7 @@ from record import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.backprop.sparse_forward import relative_bias, sparse_linear
+from spidersilk.variance.backprop.sparse_forward import relative_bias, sparse_linear
 
 
 def main() -> None:

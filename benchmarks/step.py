@@ -28,8 +28,9 @@ from record import RESULTS, save
 from torch import Tensor, nn
 
 import spidersilk as silk
-from spidersilk.kernels import dispatch, torch_ops
-from spidersilk.streams import Stream
+from spidersilk.kernels import backends as dispatch
+from spidersilk.kernels import plain as torch_ops
+from spidersilk.operator.stream import Stream
 
 SIZES = {"cpu": (62_006, 308_310, 11_173_962, 10**8), "cuda": (62_006, 308_310, 11_173_962, 10**8, 10**9)}
 BYTES = 28  # per parameter and step, at the least: x, M and v read and written, M read once more

@@ -17,10 +17,10 @@ from pathlib import Path
 from record import RESULTS, save
 from rich.console import Console
 
-from spidersilk.lab import batch
-from spidersilk.lab.config import RunConfig
-from spidersilk.lab.report import load_run
-from spidersilk.trials import FRESH
+from spidersilk.lab.report.html import load_run
+from spidersilk.lab.run import batch
+from spidersilk.lab.run.config import RunConfig
+from spidersilk.theory.trials import FRESH
 
 OPTIMIZERS = {
     "SGD": ("sgd", None),
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--to", type=Path, default=RESULTS)
     given = parser.parse_args()
-    said = json.loads((RESULTS / f"inspect_{given.task}.json").read_text())["figures"]
+    said = json.loads((RESULTS.parent / "inspect" / f"inspect_{given.task}.json").read_text())["figures"]
     trials = said["trials"]
     reached = [t for t in trials if not t["sparse"] and t["queries_share"] is not None]
     dense = min(reached, key=lambda t: abs(t["queries_share"] - 1))  # the yardstick of the inspection

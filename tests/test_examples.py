@@ -71,10 +71,10 @@ def test_code_in_the_docs_runs(page: str) -> None:
 def test_figures_in_the_readme_and_docs_come_from_results() -> None:
     """Every picture that is shown is a file of results/, and has the record of what made it beside it: a JSON file of
     its name, or of what its name begins with (paper_figure1.json has the runs of paper_figure1_left.png)."""
-    records = [path.stem for path in (ROOT / "results").glob("*.json")]
+    records = [path.stem for path in (ROOT / "results").glob("*/*.json")]
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
             picture = (page.parent / target).resolve()
             assert picture.is_file(), f"{page.name}: {target}"
-            assert picture.parent == ROOT / "results"
+            assert picture.parent.parent == ROOT / "results"
             assert any(f"{picture.stem}_".startswith(f"{name}_") for name in records), f"{target} has no record"

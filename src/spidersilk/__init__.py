@@ -1,12 +1,15 @@
 """Variance-reduced optimisation with sparse gradients, for PyTorch."""
 
-from spidersilk.diagnostics import captured_energy, entropy
-from spidersilk.errors import DivergenceError
-from spidersilk.inspection import Inspection, inspect
-from spidersilk.lazy import LazySVRG
-from spidersilk.loader import AnchorLoader
-from spidersilk.measures import Measures
-from spidersilk.optimizers import (
+from spidersilk.loop.lengths import Adaptive, Anchor, Geometric, InnerLine
+from spidersilk.loop.loader import AnchorLoader
+from spidersilk.operator.selection import RTop, Selection, rtop, rtop_variance, select
+from spidersilk.operator.sparsity import captured_energy, entropy
+from spidersilk.theory.inspection import Inspection, inspect
+from spidersilk.theory.planner import Plan, plan
+from spidersilk.variance.errors import DivergenceError
+from spidersilk.variance.lazy import LazySVRG
+from spidersilk.variance.measures import Measures
+from spidersilk.variance.optimizers import (
     SVRG,
     SparseAdamW,
     SparseSGD,
@@ -15,9 +18,6 @@ from spidersilk.optimizers import (
     SpiderBoost,
     VarianceReduced,
 )
-from spidersilk.planner import Plan, plan
-from spidersilk.schedule import Adaptive, Anchor, Geometric, InnerLine
-from spidersilk.selection import RTop, Selection, rtop, rtop_variance, select
 
 __version__ = "0.1.0"
 

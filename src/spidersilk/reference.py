@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spidersilk.selection import Selection
+from spidersilk.operator.selection import Selection
 
 Gradient = Callable[[Tensor, Any], Tensor]
 """gradient(x, batch): the mean gradient over the samples of the batch, at x."""

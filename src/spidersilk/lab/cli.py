@@ -17,16 +17,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from spidersilk.distributed import DisagreementError, WorkerLostError
-from spidersilk.lab import batch, collect, demo, inspecting, optimizers, page, parallel, pieces, report, reproduce
-from spidersilk.lab.config import RunConfig, apply_settings, from_yaml
-from spidersilk.lab.files import DataError
-from spidersilk.lab.grid import start
-from spidersilk.lab.machine import command
-from spidersilk.lab.runner import RunError
+from spidersilk.lab.data.files import DataError
+from spidersilk.lab.experiments import demo, inspecting, pieces
+from spidersilk.lab.experiments import paper as reproduce
+from spidersilk.lab.experiments.grid import start
+from spidersilk.lab.experiments.tune_command import tune_command
+from spidersilk.lab.report import collect, page
+from spidersilk.lab.report import html as report
+from spidersilk.lab.run import batch
+from spidersilk.lab.run import methods as optimizers
+from spidersilk.lab.run import team as parallel
+from spidersilk.lab.run.config import RunConfig, apply_settings, from_yaml
+from spidersilk.lab.run.machine import command
+from spidersilk.lab.run.runner import RunError
 from spidersilk.lab.tasks import all_tasks, nearest
-from spidersilk.lab.tune_command import tune_command
-from spidersilk.planner import Plan, plan
+from spidersilk.parallel.workers import DisagreementError, WorkerLostError
+from spidersilk.theory.planner import Plan, plan
 
 app = typer.Typer(
     add_completion=False,

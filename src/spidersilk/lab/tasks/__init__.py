@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from spidersilk.lab.files import DataError, File, locate, read
-from spidersilk.schedule import Anchor, InnerLength, Portion, Small
+from spidersilk.lab.data.files import DataError, File, locate, read
+from spidersilk.loop.lengths import Anchor, InnerLength, Portion, Small
 
 
 class Batches(Protocol):

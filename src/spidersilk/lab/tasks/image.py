@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spidersilk.lab.data import IMAGES, image_files
-from spidersilk.lab.files import File
-from spidersilk.lab.models import MODELS
+from spidersilk.lab.data.files import File
+from spidersilk.lab.data.sets import IMAGES, image_files
 from spidersilk.lab.tasks import Task, nearest, register
-from spidersilk.loader import AnchorLoader
-from spidersilk.schedule import InnerLength
+from spidersilk.lab.tasks.models import MODELS
+from spidersilk.loop.lengths import InnerLength
+from spidersilk.loop.loader import AnchorLoader
 
 
 @register

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.lab.data import PTB, ptb
-from spidersilk.lab.files import File
+from spidersilk.lab.data.files import File
+from spidersilk.lab.data.sets import PTB, ptb
 from spidersilk.lab.tasks import Task, register
-from spidersilk.schedule import Adaptive, Anchor, InnerLength, Small, as_inner_length
-from spidersilk.streams import fresh_seed
+from spidersilk.loop.lengths import Adaptive, Anchor, InnerLength, Small, as_inner_length
+from spidersilk.operator.stream import fresh_seed
 
 State = tuple[Tensor, Tensor]
 GOLDEN = (math.sqrt(5) - 1) / 2

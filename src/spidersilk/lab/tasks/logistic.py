@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.lab.data import BINARY, LIBSVM, binary, image_files
-from spidersilk.lab.files import File, cache_folder
+from spidersilk.lab.data.files import File, cache_folder
+from spidersilk.lab.data.sets import BINARY, LIBSVM, binary, image_files
 from spidersilk.lab.tasks import Task, nearest, register
-from spidersilk.loader import AnchorLoader
-from spidersilk.schedule import InnerLength
+from spidersilk.loop.lengths import InnerLength
+from spidersilk.loop.loader import AnchorLoader
 
 
 @register

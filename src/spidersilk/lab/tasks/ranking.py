@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.lab.data import ML_100K, ml_1m_file, movielens
-from spidersilk.lab.files import File
+from spidersilk.lab.data.files import File
+from spidersilk.lab.data.sets import ML_100K, ml_1m_file, movielens
 from spidersilk.lab.tasks import Task, register
-from spidersilk.loader import AnchorLoader
-from spidersilk.schedule import InnerLength
+from spidersilk.loop.lengths import InnerLength
+from spidersilk.loop.loader import AnchorLoader
 
 
 class Factors(nn.Module):

@@ -1,0 +1,1 @@
+"""The kernels on a CPU, compiled by numba."""

@@ -1,0 +1,183 @@
+"""Triton kernels that read and write parameters that lie in several tensors, seen as one vector.
+
+starts: where each tensor begins in the vector, then the largest int64 up to PIECES entries.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from spidersilk.kernels.triton.update import _number
+
+
+@triton.jit
+def _address(table_ptr, starts_ptr, index, mask, like_ptr, PIECES: tl.constexpr, LOG: tl.constexpr):
+    """Pointers to the coordinates `index`, and where there is a tensor to point into."""
+    piece = tl.zeros(index.shape, dtype=tl.int32)
+    for i in tl.static_range(LOG):
+        candidate = piece + (PIECES >> (i + 1))
+        piece = tl.where(tl.load(starts_ptr + candidate) <= index, candidate, piece)
+    base = tl.load(table_ptr + piece)
+    inner = index - tl.load(starts_ptr + piece)
+    width: tl.constexpr = like_ptr.dtype.element_ty.primitive_bitwidth // 8
+    return (base + inner * width).to(like_ptr.dtype), mask & (base != 0)
+
+
+@triton.jit(do_not_specialize=["k"])
+def gather(
+    table_ptr,
+    starts_ptr,
+    indices_ptr,
+    out_ptr,
+    k,
+    PIECES: tl.constexpr,
+    LOG: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out := what the tensors have at the indices; a tensor that is not there counts as zeros."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < k
+    index = tl.load(indices_ptr + place, mask=mask, other=0)
+    pointer, there = _address(table_ptr, starts_ptr, index, mask, out_ptr, PIECES, LOG)
+    tl.store(out_ptr + place, tl.load(pointer, mask=there, other=0), mask=mask)
+
+
+@triton.jit(do_not_specialize=["k"])
+def scatter(
+    table_ptr,
+    starts_ptr,
+    indices_ptr,
+    values_ptr,
+    k,
+    PIECES: tl.constexpr,
+    LOG: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The tensors at the indices := values."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < k
+    index = tl.load(indices_ptr + place, mask=mask, other=0)
+    pointer, there = _address(table_ptr, starts_ptr, index, mask, values_ptr, PIECES, LOG)
+    tl.store(pointer, tl.load(values_ptr + place, mask=mask, other=0), mask=there)
+
+
+@triton.jit
+def _move_tile(
+    x_address,
+    grad_ptr,
+    v_ptr,
+    at,
+    size,
+    rate,
+    HAS_GRAD: tl.constexpr,
+    WORK: tl.constexpr,
+    TILE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    dtype = v_ptr.dtype.element_ty
+    offsets = at + tl.arange(0, TILE)
+    mask = offsets < size
+    x_ptr = x_address.to(v_ptr.dtype)
+    if FULL:
+        x_ptr = tl.multiple_of(x_ptr, 16)
+        v = tl.load(v_ptr + offsets)
+        x = tl.load(x_ptr + offsets).to(WORK)
+        tl.store(x_ptr + offsets, (x - rate * v.to(WORK)).to(dtype))
+        if HAS_GRAD:
+            tl.store(grad_ptr + offsets, v)
+    else:
+        v = tl.load(v_ptr + offsets, mask=mask, other=0)
+        x = tl.load(x_ptr + offsets, mask=mask, other=0).to(WORK)
+        tl.store(x_ptr + offsets, (x - rate * v.to(WORK)).to(dtype), mask=mask)
+        if HAS_GRAD:
+            tl.store(grad_ptr + offsets, v, mask=mask)
+
+
+@triton.jit(do_not_specialize=["rate_high", "rate_low"])
+def move(
+    table_ptr,
+    starts_ptr,
+    sizes_ptr,
+    first_tiles_ptr,
+    grad_ptr,
+    v_ptr,
+    flag_ptr,
+    rate_ptr,
+    rate_high,
+    rate_low,
+    HAS_GRAD: tl.constexpr,
+    RATE_ON_DEVICE: tl.constexpr,
+    PIECES: tl.constexpr,
+    WORK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """One tile of one tensor: x := x - rate v and gradient := v; if the flag is up, x stays and the gradient is 0."""
+    pid = tl.program_id(0)
+    piece = tl.sum((tl.load(first_tiles_ptr + tl.arange(0, PIECES)) <= pid).to(tl.int32), axis=0) - 1
+    at = (pid - tl.load(first_tiles_ptr + piece)) * TILE
+    size = tl.load(sizes_ptr + piece)
+    start = tl.load(starts_ptr + piece)
+    address = tl.load(table_ptr + piece)
+    rate = tl.load(rate_ptr).to(WORK) if RATE_ON_DEVICE else _number(rate_high, rate_low, WORK)
+    if tl.load(flag_ptr) == 0:
+        # Rounding a start that is a multiple of 16 already tells the compiler so: wide loads and stores.
+        if ((address | start) & 15 == 0) & (at + TILE <= size):
+            start = start // 16 * 16
+            _move_tile(address, grad_ptr + start, v_ptr + start, at, size, rate, HAS_GRAD, WORK, TILE, True)
+        else:
+            _move_tile(address, grad_ptr + start, v_ptr + start, at, size, rate, HAS_GRAD, WORK, TILE, False)
+    elif HAS_GRAD:
+        offsets = at + tl.arange(0, TILE)
+        nothing = tl.zeros([TILE], dtype=grad_ptr.dtype.element_ty)
+        tl.store(grad_ptr + start + offsets, nothing, mask=offsets < size)
+
+
+_ADDRESSES = [f"a{i}" for i in range(32)]
+
+
+@triton.jit(do_not_specialize=["count", *_ADDRESSES])
+def fill_table(
+    table_ptr, count,
+    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
+    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
+    a8: tl.int64, a9: tl.int64, a10: tl.int64, a11: tl.int64,
+    a12: tl.int64, a13: tl.int64, a14: tl.int64, a15: tl.int64,
+    a16: tl.int64, a17: tl.int64, a18: tl.int64, a19: tl.int64,
+    a20: tl.int64, a21: tl.int64, a22: tl.int64, a23: tl.int64,
+    a24: tl.int64, a25: tl.int64, a26: tl.int64, a27: tl.int64,
+    a28: tl.int64, a29: tl.int64, a30: tl.int64, a31: tl.int64,
+):  # fmt: skip
+    """Write up to 32 addresses that travel as arguments: nothing to copy from the host, so a graph can hold it."""
+    tl.store(table_ptr + 0, a0, mask=count > 0)
+    tl.store(table_ptr + 1, a1, mask=count > 1)
+    tl.store(table_ptr + 2, a2, mask=count > 2)
+    tl.store(table_ptr + 3, a3, mask=count > 3)
+    tl.store(table_ptr + 4, a4, mask=count > 4)
+    tl.store(table_ptr + 5, a5, mask=count > 5)
+    tl.store(table_ptr + 6, a6, mask=count > 6)
+    tl.store(table_ptr + 7, a7, mask=count > 7)
+    tl.store(table_ptr + 8, a8, mask=count > 8)
+    tl.store(table_ptr + 9, a9, mask=count > 9)
+    tl.store(table_ptr + 10, a10, mask=count > 10)
+    tl.store(table_ptr + 11, a11, mask=count > 11)
+    tl.store(table_ptr + 12, a12, mask=count > 12)
+    tl.store(table_ptr + 13, a13, mask=count > 13)
+    tl.store(table_ptr + 14, a14, mask=count > 14)
+    tl.store(table_ptr + 15, a15, mask=count > 15)
+    tl.store(table_ptr + 16, a16, mask=count > 16)
+    tl.store(table_ptr + 17, a17, mask=count > 17)
+    tl.store(table_ptr + 18, a18, mask=count > 18)
+    tl.store(table_ptr + 19, a19, mask=count > 19)
+    tl.store(table_ptr + 20, a20, mask=count > 20)
+    tl.store(table_ptr + 21, a21, mask=count > 21)
+    tl.store(table_ptr + 22, a22, mask=count > 22)
+    tl.store(table_ptr + 23, a23, mask=count > 23)
+    tl.store(table_ptr + 24, a24, mask=count > 24)
+    tl.store(table_ptr + 25, a25, mask=count > 25)
+    tl.store(table_ptr + 26, a26, mask=count > 26)
+    tl.store(table_ptr + 27, a27, mask=count > 27)
+    tl.store(table_ptr + 28, a28, mask=count > 28)
+    tl.store(table_ptr + 29, a29, mask=count > 29)
+    tl.store(table_ptr + 30, a30, mask=count > 30)
+    tl.store(table_ptr + 31, a31, mask=count > 31)

@@ -1,0 +1,1 @@
+"""Sets of runs: the paper's experiments, and tuning."""

@@ -1,0 +1,1 @@
+"""What runs showed: verdicts, figures and pages."""

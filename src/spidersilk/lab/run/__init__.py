@@ -1,0 +1,1 @@
+"""One run or many: configs, the runner, worker processes."""

@@ -1,0 +1,92 @@
+"""The lab under torchrun: all ranks train, rank 0 alone writes. Without torchrun, one process that does both."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spidersilk.loop.loader import AnchorLoader
+from spidersilk.parallel import workers as distributed
+from spidersilk.parallel.workers import Workers, as_workers, join, portion_of
+
+
+@cache
+def team() -> Team:
+    """Those that train together with this process; joins them at the first call."""
+    return Team()
+
+
+class Team:
+    def __init__(self) -> None:
+        self.group: Any = None
+        if dist.is_available() and dist.is_torchelastic_launched():
+            self.own_device = join()
+            self.group = dist.group.WORLD
+        self.workers = as_workers(self.group)
+        self.rank, self.world = self.workers.rank, self.workers.world
+        self.writes = self.rank == 0
+
+    def device(self, wanted: str) -> torch.device:
+        """A GPU for each rank of a machine."""
+        if self.group is not None and wanted in ("auto", self.own_device.type):
+            return self.own_device
+        if self.group is not None:
+            raise ValueError(f"device = {wanted!r} under torchrun: its ranks have {self.own_device}, so leave it out")
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
+
+    def from_first(self, do: Callable[[], Any]) -> Any:
+        """Let rank 0 do something, and tell all what came of it; what it raises is raised by all."""
+        if not isinstance(self.workers, Workers):
+            return do()
+        told: list[Any] = [None, None]
+        if self.writes:
+            try:
+                told[0] = do()
+            except Exception as error:
+                told[1] = error
+        with self.workers.answering("the start or the end of a run"):
+            dist.broadcast_object_list(told, group=self.group, group_src=0)
+        if told[1] is not None:
+            raise told[1]
+        return told[0]
+
+    def split(self, batches: Any, task: str) -> None:
+        """Each rank takes its part of every batch."""
+        if self.world == 1:
+            return
+        if not isinstance(batches, AnchorLoader):
+            raise ValueError(
+                f"the task {task!r} cannot be split over ranks, as its batches follow each other: run it alone"
+            )
+        batches.split_over(self.group)
+
+    def total(self, is_anchor: Any, size: int) -> int:
+        """The samples of a batch on all ranks."""
+        portion = portion_of(is_anchor)
+        return size if portion is None else portion.total
+
+    def average(self, params: Iterable[Tensor], is_anchor: Any, size: int) -> int:
+        """The gradients of a plain optimizer, over ranks; returns the samples on all of them."""
+        if isinstance(self.workers, Workers):
+            gradients = [p.grad for p in params if p.grad is not None]
+            self.workers.average(gradients, self.workers.share(is_anchor, size))
+        return self.total(is_anchor, size)
+
+
+def check_command() -> None:
+    """Refuse what several processes would do at the same time in one folder."""
+    if team().world > 1 and sys.argv[1:2] != ["run"]:
+        raise ValueError("under torchrun there is `spidersilk run` alone: start other commands without it")
+
+
+def leave() -> None:
+    """Let go of the others at the end."""
+    if team.cache_info().currsize and team().group is not None:
+        team.cache_clear()  # it holds the group
+        distributed.leave()

@@ -1,0 +1,1 @@
+"""Outer loops: batches, how long a loop lasts, and step sizes inside it."""

@@ -1,0 +1,228 @@
+"""How long an inner loop lasts, and the step size inside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from spidersilk.checks import check_positive_int
+from spidersilk.operator.stream import generator_at
+
+
+@dataclass(frozen=True)
+class Portion:
+    """This rank's part of a batch that is split over ranks. It is false: by itself it stands for a small batch.
+
+    `samples` of the batch's `total` are here, 0 where it has fewer samples than there are ranks: the rank then gets one
+    that counts nothing. `even`: all ranks have the same number, by a rule that each of them knows.
+    """
+
+    samples: int
+    total: int
+    even: bool = False
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What a loader says of an anchor batch. It is true, so `if is_anchor` works as with a plain True.
+
+    An anchor may come in pieces: `weight` is the piece's share of the samples, `first` begins an anchor, whatever came
+    of an earlier one, and `last` ends it. It may be `idle`: the anchor of an inner loop of length 0, which is evaluated
+    and counted but moves nothing. `portion` is this rank's part of it, where it is split over ranks.
+    """
+
+    weight: float = 1.0
+    first: bool = True
+    last: bool = True
+    idle: bool = False
+    portion: Portion | None = None
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Every inner loop has `mean` updates (N_j = m, the paper's implementation)."""
+
+    mean: int
+
+    def __post_init__(self) -> None:
+        check_positive_int("inner_steps", self.mean, "an outer loop is one anchor step and inner_steps - 1 small steps")
+
+    def length(self, seed: int, loop: int) -> int:
+        return self.mean
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """N_j geometric on 0, 1, ... with mean m (the paper's analysis): P(N = n) = g^n (1 - g) with g = m / (m + 1)."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        if not self.mean > 0 or not math.isfinite(self.mean):
+            raise ValueError(f"mean = {self.mean} must be a positive number: it is the mean length of an inner loop")
+
+    def length(self, seed: int, loop: int) -> int:
+        """The length of loop number `loop`; the same seed and loop give the same length."""
+        uniform = torch.rand((), dtype=torch.float64, generator=generator_at("cpu", seed, loop)).item()
+        return int(math.log1p(-uniform) / math.log(self.mean / (self.mean + 1)))
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """An inner loop lasts as long as it is safe and pays; `inner_steps="auto"` is this. docs/theory.md derives it.
+
+    A recursive v gathers noise: its loop ends when the estimated variance of v passes `fraction` of |v|^2, and the
+    small step that finds it is not taken. An anchored v does not: its loop ends when the loss, compared at both points
+    of each small step, falls more slowly for another small step than it did for the loop's queries on average, by
+    `confidence` standard errors.
+
+    A loop has at least `floor` updates, the anchor's own included, and at most `ceiling`; None is B d / (b k), at which
+    its small steps cost twice what its anchor did.
+    """
+
+    fraction: float = 0.9
+    confidence: float = 1.0
+    floor: int = 1
+    ceiling: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction = {self.fraction} must lie in (0, 1]: at 1 all of v may be noise")
+        if not 0 <= self.confidence < math.inf:
+            raise ValueError(f"confidence = {self.confidence} must be at least 0: it is in standard errors")
+        check_positive_int("floor", self.floor, "1 lets a loop be the anchor's update alone")
+        if self.ceiling is not None:
+            check_positive_int("ceiling", self.ceiling, "it is the longest loop, in updates")
+            if self.ceiling < self.floor:
+                raise ValueError(f"ceiling = {self.ceiling} is below floor = {self.floor}: raise it")
+
+    @property
+    def mean(self) -> float:
+        """The longest loop, for want of a mean."""
+        return self.ceiling or math.inf
+
+    def is_over(self, updates: int, price: float) -> bool:
+        """Whether a loop has come to its ceiling; `price` is that of an anchor in small steps."""
+        return updates >= (max(self.floor, round(2 * price)) if self.ceiling is None else self.ceiling)
+
+    def is_safe(self, inner_step: int, noise: float) -> bool:
+        """Whether a small step may be taken with a v of which `noise` is the share of variance in |v|^2."""
+        return inner_step < self.floor or noise <= self.fraction
+
+    def pays(self, changes: Sequence[float], price: float) -> bool:
+        """Whether to go on, after small steps that found the loss changed by `changes` since the anchor.
+
+        The later half of the changes is compared with the earlier one, from the time on when the small steps have cost
+        a fifth of their anchor: ending a loop for no good reason wastes the anchor.
+        """
+        steps = len(changes)
+        if steps and not math.isfinite(changes[-1]):
+            return False
+        half = steps // 2
+        stride = 1 << max(0, steps.bit_length() - 4)  # ask more and more rarely, so that asking stays cheap
+        if half < 2 or steps + 1 < self.floor or steps < 0.2 * price or steps % stride:
+            return True
+        earlier, later = changes[-2 * half : -half], changes[-half:]
+        means = fmean(earlier), fmean(later)
+        squares = sum((x - means[0]) * (x - means[0]) for x in earlier) + sum(
+            (x - means[1]) * (x - means[1]) for x in later
+        )
+        gain = (means[0] - means[1]) / half
+        error = math.sqrt(squares / (half - 1) / half) / half
+        average = max(-means[1], 0.0) / (price + steps - half / 2)
+        return gain >= average - self.confidence * error
+
+
+class Small:
+    """What a loader with adaptive loops says of a small batch. It is false, as a plain False.
+
+    Through it the optimizer finds the `rule` and the sizes of batches, and ends the loop, so that an anchor comes next.
+    """
+
+    def __init__(
+        self,
+        rule: Adaptive,
+        samples: int,
+        anchor_samples: int,
+        end_loop: Callable[[], None],
+        portion: Portion | None = None,
+    ):
+        self.rule, self.samples, self.anchor_samples, self.portion = rule, samples, anchor_samples, portion
+        self._end_loop = end_loop
+        self.seen = False  # by an optimizer
+
+    def end_loop(self) -> None:
+        """Let an anchor come next."""
+        self.seen = True
+        self._end_loop()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+InnerLength = Fixed | Geometric | Adaptive
+
+
+def as_inner_length(inner_steps: int | str | InnerLength) -> InnerLength:
+    if isinstance(inner_steps, InnerLength):
+        return inner_steps
+    if isinstance(inner_steps, str):
+        if inner_steps != "auto":
+            raise ValueError(f"inner_steps = {inner_steps!r} is neither a number nor 'auto'")
+        return Adaptive()
+    return Fixed(inner_steps)
+
+
+class InnerLine(LRScheduler):
+    """The step size falls along a line inside each inner loop: end + (start - end) (m - t) / m at update t = 0, 1, ...
+
+    Call `step()` after each `optimizer.step(...)`, as with any scheduler. The line starts again by itself at every
+    anchor, whatever the length of the loop before; in a loop longer than m the step size stays at `end`.
+    """
+
+    def __init__(self, optimizer: Optimizer, inner_steps: int, start: float, end: float, last_epoch: int = -1):
+        check_positive_int("inner_steps", inner_steps, "it is the m of the line")
+        for name, value in (("start", start), ("end", end)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value} must be a step size of at least 0")
+        self.inner_steps, self.start, self.end = inner_steps, start, end
+        self.update = -1
+        if not hasattr(optimizer, "next_is_anchor"):
+            raise ValueError(f"optimizer = {type(optimizer).__name__} has no anchors: InnerLine needs a spidersilk one")
+        super().__init__(optimizer, last_epoch)
+        optimizer.register_step_pre_hook(self._at_step)
+
+    def _at_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        given = kwargs.get("anchor", args[2] if len(args) > 2 else None)  # after the optimizer and the closure
+        if optimizer.next_is_anchor(given):  # pyright: ignore[reportAttributeAccessIssue]
+            self.update = 0
+            self._apply()
+
+    def step(self, epoch: int | None = None) -> None:
+        self.update += 1
+        super().step(epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        share = max(self.inner_steps - max(self.update, 0), 0) / self.inner_steps
+        return [self.end + (self.start - self.end) * share for _ in self.optimizer.param_groups]
+
+    def _apply(self) -> None:
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]

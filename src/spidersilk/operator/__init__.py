@@ -1,0 +1,1 @@
+"""The random-top-k operator: what is selected, from what, by which random numbers."""

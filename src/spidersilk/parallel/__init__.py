@@ -1,0 +1,1 @@
+"""Many workers on shared coordinates, over torch.distributed."""

@@ -1,0 +1,1 @@
+"""Sparse training: fresh gradients of which only the selected coordinates move."""

@@ -1,0 +1,300 @@
+"""Would this pay for my model? Measures what the methods live on, tries them for a while, and says yes or no."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spidersilk.checks import check_positive_int
+from spidersilk.loop.lengths import InnerLength, as_inner_length
+from spidersilk.loop.loader import AnchorLoader, count_samples
+from spidersilk.operator.sparsity import captured_energy, entropy
+from spidersilk.theory.planner import variance_factor
+from spidersilk.theory.trials import Source, Trial, compare, undisturbed
+from spidersilk.variance.errors import DivergenceError
+from spidersilk.variance.optimizers import SVRG, SparseSGD, SparseSVRG
+
+GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+WORTH = 0.8
+"""A sparse method pays if it needs at most this share of the best dense one's queries."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found. Shares are by k as a fraction of d; seconds are of one step, here."""
+
+    d: int
+    samples: int
+    entropy: float
+    """Of M at an anchor, in bits; log2 d without any structure."""
+    captured: dict[float, float]
+    """The share of a difference's energy inside the k largest coordinates of M."""
+    captured_gradient: dict[float, float]
+    """The same for the gradient of a small batch."""
+    variance_factor: dict[float, float]
+    """The variance that rtop with k1 = k2 = k / 2 adds to a difference, over the difference's energy."""
+    seconds: dict[str, float]
+    trials: list[Trial]
+
+    @property
+    def best_dense(self) -> Trial:
+        return min((t for t in self.trials if not t.sparse), key=lambda t: t.lowest)
+
+    def queries(self, trial: Trial) -> float:
+        """Queries to the best dense method's lowest loss, as a share of those that it took; inf if not reached."""
+        best = self.best_dense
+        taken = best.reach(best.lowest)[0]
+        return trial.reach(best.lowest)[0] / taken if self.has_verdict else math.nan
+
+    def time(self, trial: Trial) -> float:
+        """The same in seconds of training, to the seconds of the dense method that was there first."""
+        target = self.best_dense.lowest
+        first = min(t.reach(target)[1] for t in self.trials if not t.sparse)
+        return trial.reach(target)[1] / first if self.has_verdict else math.nan
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether a dense method made progress, to compare with."""
+        return self.best_dense.lowest < self.best_dense.losses[0]
+
+    @property
+    def best_sparse(self) -> Trial:
+        return min(
+            (t for t in self.trials if t.sparse), key=lambda t: (self.queries(t) if self.has_verdict else 0.0, t.lowest)
+        )
+
+    @property
+    def pays(self) -> bool:
+        """Whether a sparse method needs clearly fewer queries than the best dense one."""
+        return self.has_verdict and self.queries(self.best_sparse) <= WORTH
+
+    @property
+    def verdict(self) -> str:
+        sparse, dense = self.best_sparse, self.best_dense
+        if not self.has_verdict:
+            return "no verdict: no dense method came below the loss at the start; lower lr, or raise the budget"
+        share = self.queries(sparse)
+        if math.isinf(share):
+            return (
+                f"no: {dense.method} (lr {dense.lr:g}) came to a loss of {dense.lowest:.4g}, and no sparse method did "
+                f"with the same queries; the nearest, {sparse.method} (lr {sparse.lr:g}), to {sparse.lowest:.4g}"
+            )
+        told = (
+            f"{sparse.method} (lr {sparse.lr:g}) needed {share:.2f} of the queries of {dense.method} (lr {dense.lr:g}) "
+            f"to a loss of {dense.lowest:.4g}"
+        )
+        seconds = self.time(sparse)
+        if share > WORTH:
+            return f"no: {told}, and {seconds:.2f} of the seconds of the fastest dense method"
+        more = f"{seconds:.2f} of the seconds of the fastest dense method here"
+        return f"yes: {told}, and {more}" if seconds < 1 else f"yes in queries, no in time: {told}, but {more}"
+
+
+def inspect(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    data: Any,
+    *,
+    lr: float = 0.1,
+    adam_lr: float | None = 0.001,
+    anchor_batch_size: int | None = None,
+    batch_size: int | None = None,
+    budget: float | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Inspection:
+    """Measure whether variance reduction with sparse gradients would pay for this model on this data, here.
+
+    loss(model, batch): the mean loss over a batch. data: what an `AnchorLoader` takes: tensors or a map-style data set.
+    lr, adam_lr: about those that SGD and AdamW train well with; each method is tried with half of its own, with
+        it, and with twice it, and goes on with what was best. adam_lr=None leaves AdamW and SparseAdamW out.
+    anchor_batch_size, batch_size: B and b; None is 1000 and 100, or less for less data.
+    budget: gradient queries for each method's trial; None is a pass over the data, or 20 anchors if that is more.
+    report: is told what is being done.
+
+    The model is as before afterwards. A verdict is about the stretch of training that the trials saw: give the model as
+    it is when it matters to you, and a budget to match.
+    """
+    n = count_samples(data)
+    anchor = min(1000, n) if anchor_batch_size is None else anchor_batch_size
+    small = max(1, min(100, n // 10)) if batch_size is None else batch_size
+    return measure(model, _Own(model, loss, data, n, anchor, small), lr, budget, report, adam_lr)
+
+
+class _Own:
+    """A user's model, loss and data as a `Source`."""
+
+    def __init__(self, model: nn.Module, loss: Callable, data: Any, samples: int, anchor: int, small: int):
+        self.model, self._loss, self.data = model, loss, data
+        self.samples, self.anchor_size, self.small_size = samples, anchor, small
+        held = AnchorLoader(data, min(2000, samples), 1, 1, loops=1, generator=torch.Generator().manual_seed(1))
+        self._held = next(iter(held))[0]
+
+    def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]:
+        generator = torch.Generator().manual_seed(seed)
+        return iter(AnchorLoader(self.data, anchor, self.small_size, inner, loops=10**9, generator=generator))
+
+    def loss(self, batch: Any, point: str | None) -> Tensor:
+        return self._loss(self.model, batch)
+
+    def held(self) -> float:
+        """In eval mode, so that dropout does not blur it and BatchNorm's statistics stay."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            return float(self._loss(self.model, self._held))
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    def prepare(self, reference: str | None) -> None:
+        pass
+
+    def stepped(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any], /) -> None:
+        pass
+
+
+def measure(
+    model: nn.Module,
+    source: Source,
+    lr: float,
+    budget: float | None = None,
+    report: Callable[[str], None] = lambda _: None,
+    adam_lr: float | None = None,
+) -> Inspection:
+    """`inspect` for a model whose batches and losses come from a `Source`."""
+    if not 0 < lr < math.inf:
+        raise ValueError(f"lr = {lr} must be positive: about what SGD trains well with")
+    if adam_lr is not None and not 0 < adam_lr < math.inf:
+        raise ValueError(f"adam_lr = {adam_lr} must be positive, about what AdamW trains well with, or None")
+    spend = max(source.samples, 20 * source.anchor_size) if budget is None else budget
+    if not spend >= 4 * source.anchor_size:
+        raise ValueError(f"budget = {spend} must be at least four anchors, {4 * source.anchor_size} gradient queries")
+    params = [p for p in model.parameters() if p.requires_grad]
+    d = sum(p.numel() for p in params)
+    report("gradients")
+    with undisturbed(model):
+        try:
+            shares, bits = _captured(params, source, lr)
+        except DivergenceError as error:
+            raise ValueError(f"lr = {lr:g}: the gradients already overflow in a few steps of SVRG; lower it") from error
+    with undisturbed(model):
+        seconds = _seconds(params, source)
+    factors = {k: variance_factor(d, *_halves(k, d)) * (1 - shares["half"][k]) for k in GRID}
+    trials = compare(model, source, lr, adam_lr, spend, report)
+    return Inspection(d, source.samples, bits, shares["difference"], shares["gradient"], factors, seconds, trials)
+
+
+def _captured(
+    params: Sequence[Tensor], source: Source, lr: float, loops: int = 3, steps: int = 9
+) -> tuple[dict, float]:
+    """Mean shares of energy inside the top of M, over a few loops of dense SVRG, and the mean entropy of M."""
+    check_positive_int("loops", loops, "it is the number of anchors to measure at")
+    optimizer = SVRG(params, lr)
+    found: dict[str, dict[float, list[float]]] = {
+        name: {k: [] for k in GRID} for name in ("difference", "gradient", "half")
+    }
+    bits: list[float] = []
+    memory = torch.zeros(())
+    source.prepare("anchor")
+    batches = source.batches(as_inner_length(steps + 1), 0, source.anchor_size)
+    for _ in range(loops * (steps + 1)):
+        batch, is_anchor = next(batches)
+        seen: list[Tensor] = []
+
+        def closure(batch: Any = batch, seen: list[Tensor] = seen) -> Tensor:
+            optimizer.zero_grad()
+            value = source.loss(batch, optimizer.evaluating)
+            value.backward()
+            seen.append(_flat(params))
+            return value.detach()
+
+        optimizer.step(closure, anchor=is_anchor)
+        source.stepped()
+        if is_anchor:
+            memory = seen[0].abs()
+            bits.append(entropy(memory))
+            continue
+        difference = seen[0] - seen[1]
+        for k in GRID:
+            found["difference"][k].append(captured_energy(memory, difference, k))
+            found["gradient"][k].append(captured_energy(memory, seen[0], k))
+            found["half"][k].append(captured_energy(memory, difference, _halves(k, memory.numel())[0]))
+    return {name: {k: _mean(v) for k, v in table.items()} for name, table in found.items()}, statistics.fmean(bits)
+
+
+def _flat(params: Sequence[Tensor]) -> Tensor:
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    return torch.cat([(g.to_dense() if g.is_sparse else g).reshape(-1).float() for g in parts])
+
+
+def _mean(values: list[float]) -> float:
+    known = [x for x in values if not math.isnan(x)]
+    return statistics.fmean(known) if known else math.nan
+
+
+def _halves(k: float, d: int) -> tuple[int, int]:
+    """k1 and k2 as halves of a fraction k of d."""
+    k1 = max(1, round(k * d / 2))
+    return min(k1, d), min(k1, d - min(k1, d))
+
+
+def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict[str, float]:
+    """Median seconds of one step of each kind, taken in turns, with a step size of 0."""
+    device = params[0].device
+    dense, sparse, fresh = SVRG(params, lr=0.0), SparseSVRG(params, lr=0.0), SparseSGD(params, lr=0.0)
+    sgd = torch.optim.SGD(params, lr=0.0)
+    source.prepare("anchor")
+    batches = source.batches(as_inner_length(2), 0, source.anchor_size)
+
+    def closure_of(batch: Any) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
+            sgd.zero_grad()
+            value = source.loss(batch, None)
+            value.backward()
+            return value.detach()
+
+        return closure
+
+    def timed(step: Callable[[], Any]) -> float:
+        _wait(device)
+        start = time.perf_counter()
+        step()
+        _wait(device)
+        return time.perf_counter() - start
+
+    taken: dict[str, list[float]] = {}
+    for turn in range(repeats + 1):
+        anchor, small = closure_of(next(batches)[0]), closure_of(next(batches)[0])
+        for optimizer in (sparse, fresh):
+            optimizer.step(anchor, anchor=True)
+        fresh.step(small, anchor=False)  # the first after an anchor selects
+        kinds: dict[str, Callable[[], Any]] = {
+            "anchor": lambda c=anchor: dense.step(c, anchor=True),
+            "SGD": lambda c=small: (c(), sgd.step()),
+            "dense": lambda c=small: dense.step(c, anchor=False),
+            "sparse": lambda c=small: sparse.step(c, anchor=False),
+            "SparseSGD": lambda c=small: fresh.step(c, anchor=False),
+        }
+        for name, step in kinds.items():
+            spent = timed(step)
+            if turn:
+                taken.setdefault(name, []).append(spent)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,287 @@
+"""The paper's theorems, and ours, as functions of their constants: which step, batch and loop are safe, at what cost.
+
+docs/theory.md states the assumptions and derives what is not in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spidersilk.checks import Count, check_choice, check_positive_int, resolve_counts
+
+METHODS = ("recursive", "anchored", "selected")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings that reach E|grad f| <= eps, and their price.
+
+    inner_steps is the mean of a geometric length for Theorems 1 and 2, a fixed length (round it) for ours; loops is
+    T(eps), any whole number from it on will do. queries is the expected cost; ratio is to that of SpiderBoost (k1 = 0,
+    k2 = d, b = 1) by the same theorem, for ours by Theorem 2. allowed_residual is the largest mean R_j under which
+    Theorem 2 holds, None for the others. notes say which values left their range.
+    """
+
+    method: str
+    statement: str
+    lr: float
+    anchor_batch_size: int
+    batch_size: int
+    inner_steps: float
+    loops: float
+    queries: float
+    ratio: float
+    largest_stable_lr: float
+    allowed_residual: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The constants of a problem: accuracy eps, smoothness L of each f_i, sigma2 = sup mean |grad f_i|^2, f(x_0) - f*,
+    n samples, d coordinates."""
+
+    eps: float
+    smoothness: float
+    sigma2: float
+    delta_f: float
+    n: int
+    d: int
+
+    def __post_init__(self) -> None:
+        remedies = {
+            "eps": "it is the gradient norm to reach",
+            "smoothness": "measure it with spidersilk.theory.constants.smoothness",
+            "sigma2": "measure it with spidersilk.theory.constants.gradient_moments",
+            "delta_f": "it is f(x_0) - f*; a loss that cannot be negative gives f(x_0) as a bound",
+        }
+        for name, remedy in remedies.items():
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} = {value} must be a positive number: {remedy}")
+        check_positive_int("n", self.n, "it is the number of samples")
+        check_positive_int("d", self.d, "it is the number of parameters")
+
+    def anchor_batch(self, factor: float) -> int:
+        """B = ceil(factor sigma2 / eps^2, but at most n)."""
+        return math.ceil(min(factor * self.sigma2 / self.eps**2, self.n))
+
+    def loops(self, factor: float, lr: float, inner_steps: float) -> float:
+        """T(eps) = factor delta_f / (lr m eps^2)."""
+        return factor * self.delta_f / (lr * inner_steps * self.eps**2)
+
+
+def plan(
+    *,
+    eps: float,
+    smoothness: float,
+    sigma2: float,
+    delta_f: float,
+    n: int,
+    d: int,
+    k1: Count = 0.05,
+    k2: Count = 0.05,
+    batch_size: int = 1,
+    method: str = "recursive",
+    outside: float | None = None,
+    inner_steps: float | None = None,
+) -> Plan:
+    """Step size, batches and loops that reach E|grad f| <= eps, with the expected number of gradient queries.
+
+    eps: the gradient norm to reach. smoothness: L of each f_i. sigma2: a bound on the mean of |grad f_i|^2.
+    delta_f: f(x_0) - f*. n, d: samples and parameters. k1, k2: a count, or a fraction of d.
+    method: "recursive" (Algorithm 1: Theorem 1), "anchored" (SparseSVRG) or "selected" (SparseSVRG, move="selected").
+    outside: the share of a difference's energy (for "selected", of the gradient's) that the top k1 coordinates miss, as
+        `silk.inspect` measures it. None is the worst case. Given, "recursive" is Theorem 2, which holds if the
+        residuals stay below `allowed_residual`.
+    inner_steps: m; None is the paper's B d / (b k).
+
+    >>> settings = plan(eps=0.1, smoothness=1, sigma2=1, delta_f=1, n=10_000, d=1000, k1=0, k2=1.0)
+    >>> settings.anchor_batch_size, settings.inner_steps, settings.ratio
+    (200, 200.0, 1.0)
+    """
+    problem = Problem(eps, smoothness, sigma2, delta_f, n, d)
+    check_choice("method", method, METHODS)
+    check_positive_int("batch_size", batch_size, "it is the size of the small batches")
+    if outside is not None and not 0 <= outside <= 1:
+        raise ValueError(f"outside = {outside} must lie in [0, 1]: it is a share of energy")
+    if inner_steps is not None and not 0 < inner_steps < math.inf:
+        raise ValueError(f"inner_steps = {inner_steps} must be positive: None takes the paper's B d / (b k)")
+    top, random = resolve_counts(k1, k2, d)
+    if top == d:
+        top, random = 0, d  # all of them, whichever way they were asked for
+    if method == "recursive":
+        statement = theorem_1 if outside is None else theorem_2
+        return statement(problem, top, random, batch_size, inner_steps)
+    share = 1.0 if outside is None else outside
+    return (anchored if method == "anchored" else selected)(problem, top, random, batch_size, inner_steps, share)
+
+
+def theorem_1(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None) -> Plan:
+    """Theorem 1, worst case: eta L = sqrt(k2 / (6 d m)), B = min(2 sigma2 / eps^2, n), T = 4 delta_f/(eta m eps^2)."""
+    _needs_random("Theorem 1", k2)
+    anchor = problem.anchor_batch(2)
+    m = inner_steps or anchor * problem.d / (b * (k1 + k2))
+    lr = theorem_1_step(k2, problem.d, m) / problem.smoothness
+    dense = problem.loops(4, theorem_1_step(1, 1, anchor) / problem.smoothness, anchor) * 3 * anchor
+    return _recursive("Theorem 1", problem, k1, k2, b, anchor, m, lr, problem.loops(4, lr, m), dense)
+
+
+def theorem_2(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None) -> Plan:
+    """Theorem 2, data adaptive: eta L = sqrt(min(b, m)/(3 m)), B = min(3 sigma2/eps^2, n), T = 6 delta_f/(eta m eps^2).
+
+    It reaches eps if the mean of R_j stays below `allowed_residual` = eps^2 k2 / (3 (d - k1 - k2) m).
+    """
+    _needs_random("Theorem 2", k2)
+    anchor = problem.anchor_batch(3)
+    m = inner_steps or anchor * problem.d / (b * (k1 + k2))
+    lr = math.sqrt(min(b, m) / (3 * m)) / problem.smoothness
+    left = problem.d - k1 - k2
+    allowed = math.inf if left == 0 else problem.eps**2 * k2 / (3 * left * m)
+    loops, dense = problem.loops(6, lr, m), _spiderboost(problem)
+    return _recursive("Theorem 2", problem, k1, k2, b, anchor, m, lr, loops, dense, allowed)
+
+
+def anchored(
+    problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None, outside: float = 1.0
+) -> Plan:
+    """Theorem 3, ours: v = v_anchor + rtop(difference to x_a), whose variance is at most kappa L^2 |x - x_a|^2."""
+    _needs_random("Theorem 3", k2)
+    kappa = 1 / b + variance_factor(problem.d, k1, k2) * outside
+    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, "anchored")
+    return _svrg("anchored", "Theorem 3", problem, k1 + k2, b, inner_steps, kappa, 1.0, stable)
+
+
+def selected(
+    problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None, outside: float = 1.0
+) -> Plan:
+    """Theorem 4, ours: only the selected move, so no rescaling enters; progress is what the selection captures."""
+    chance = k2 / (problem.d - k1) if k1 < problem.d else 1.0
+    capture = 1 - outside + outside * chance
+    if capture == 0:
+        raise ValueError(
+            "k2 = 0 with outside = 1: nothing but the top k1 ever moves, and they may miss the whole gradient; raise "
+            "k2, or give outside as measured"
+        )
+    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, "selected")
+    return _svrg("selected", "Theorem 4", problem, k1 + k2, b, inner_steps, 1 / b, capture, stable)
+
+
+def theorem_1_step(k2: int, d: int, inner_steps: float) -> float:
+    """Theorem 1's step size times the smoothness constant: eta L = sqrt(k2 / (6 d m)).
+
+    >>> round(theorem_1_step(5, 100, 10), 3)
+    0.029
+    """
+    return math.sqrt(k2 / (6 * d * inner_steps))
+
+
+def theorem_2_inner_steps(anchor: int, small: int, density: float) -> int:
+    """m = B d / (b k) for a density k / d, as a whole number of updates."""
+    return max(1, math.ceil(anchor / (small * density)))
+
+
+def theorem_3_step(kappa: float, inner_steps: float) -> float:
+    """Theorem 3's step size times the smoothness constant, for a variance of at most kappa L^2 |x - x_anchor|^2."""
+    long_loop = (4.5 * inner_steps * math.sqrt(kappa)) ** (-2 / 3)
+    return min(1 / 28, long_loop, math.sqrt(0.17 / (kappa * inner_steps)))
+
+
+def variance_factor(d: int, k1: int, k2: int) -> float:
+    """Lemma 1: rtop's variance over the energy outside the top k1, (d - k1 - k2) / k2; inf where k2 = 0 omits some."""
+    left = d - k1 - k2
+    return 0.0 if left == 0 else math.inf if k2 == 0 else left / k2
+
+
+def largest_stable_lr(smoothness: float, d: int, k1: int, k2: int, method: str = "recursive") -> float:
+    """The largest lr at which an inner loop, however long, does not blow up on convex f_i.
+
+    Recursive (E|v|^2 does not grow) and anchored (the distance from the anchor stays bounded): 2 k2 / (L (d - k1)),
+    however little of a difference lies outside the top: what lies there is multiplied at each draw. With
+    `method="selected"`: 2 / L, whatever is selected.
+    """
+    check_choice("method", method, METHODS)
+    if method == "selected":
+        return 2 / smoothness
+    return 2 / (smoothness * (1 + variance_factor(d, k1, k2)))
+
+
+def cost(anchor_batch_size: int, batch_size: int, lengths: Iterable[float], k: int, d: int) -> float:
+    """The paper's C_comp: the sum over outer loops of B + 2 b N_j k / d, for the numbers N_j of small batches.
+
+    >>> cost(1000, 100, [10, 10], 5, 100)
+    2200.0
+    """
+    return sum(anchor_batch_size + 2 * batch_size * length * k / d for length in lengths)
+
+
+def _spiderboost(problem: Problem) -> float:
+    """SpiderBoost's expected queries: Theorem 2 with k1 = 0, k2 = d, b = 1."""
+    anchor = problem.anchor_batch(3)
+    return problem.loops(6, math.sqrt(1 / (3 * anchor)) / problem.smoothness, anchor) * 3 * anchor
+
+
+def _recursive(
+    statement: str,
+    problem: Problem,
+    k1: int,
+    k2: int,
+    b: int,
+    anchor: int,
+    m: float,
+    lr: float,
+    loops: float,
+    dense: float,
+    allowed: float | None = None,
+) -> Plan:
+    queries = loops * cost(anchor, b, [m], k1 + k2, problem.d)
+    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2)
+    notes = _notes(problem, anchor, b, m, loops)
+    return Plan("recursive", statement, lr, anchor, b, m, loops, queries, queries / dense, stable, allowed, notes)
+
+
+def _svrg(
+    method: str,
+    statement: str,
+    problem: Problem,
+    k: int,
+    b: int,
+    inner_steps: float | None,
+    kappa: float,
+    capture: float,
+    stable: float,
+) -> Plan:
+    """What Theorems 3 and 4 share: B = ceil(6 sigma2 / (capture eps^2), n), T = 8 delta_f / (capture eta m eps^2)."""
+    anchor = problem.anchor_batch(6 / capture)
+    m = inner_steps or anchor * problem.d / (b * k)
+    lr = theorem_3_step(kappa, m) / problem.smoothness
+    loops = problem.loops(8 / capture, lr, m)
+    queries = loops * cost(anchor, b, [m], k, problem.d)
+    notes = _notes(problem, anchor, b, m, loops)
+    ratio = queries / _spiderboost(problem)
+    return Plan(method, statement, lr, anchor, b, m, loops, queries, ratio, stable, None, notes)
+
+
+def _needs_random(statement: str, k2: int) -> None:
+    if k2 == 0:
+        raise ValueError(f"k2 = 0: {statement} needs an unbiased operator, so k2 must be at least 1")
+
+
+def _notes(problem: Problem, anchor: int, b: int, m: float, loops: float) -> tuple[str, ...]:
+    """What a reader should know of values that left the range in which a statement says something."""
+    told = []
+    if problem.eps**2 >= problem.sigma2:
+        told.append(f"eps^2 = {problem.eps**2:.3g} is at least sigma2: every point has a gradient this small already")
+    if anchor == problem.n:
+        told.append("B is the whole data set: the anchor's gradient is exact")
+    if b > anchor:
+        told.append(f"batch_size = {b} exceeds B = {anchor}: a small batch should be the smaller one")
+    if m < 1:
+        told.append(f"m = {m:.3g} is below 1: most loops are an anchor alone; lower batch_size or k")
+    if loops < 1:
+        told.append(f"T = {loops:.3g} is below 1: one outer loop is enough")
+    if problem.delta_f * 2 * problem.smoothness <= problem.eps**2:
+        told.append("delta_f <= eps^2 / (2 L): the starting point has a gradient this small already")
+    return tuple(told)

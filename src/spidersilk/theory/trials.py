@@ -1,0 +1,256 @@
+"""Short trials of several methods on one model: from the same point, with the same queries, the same choice of lr."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
+from spidersilk.variance.errors import DivergenceError
+from spidersilk.variance.optimizers import SVRG, SparseAdamW, SparseSGD, SparseSVRG, SpiderBoost, VarianceReduced
+
+FACTORS = (0.5, 1.0, 2.0)
+"""Each method is tried with these multiples of lr, for half of the budget; the best one goes on, with a second seed."""
+FRESH = 50
+"""Steps from one choice of coordinates to the next where v is no difference to an anchor."""
+_POINTS = 16  # evaluations in a whole budget
+
+
+class Source(Protocol):
+    """Where batches come from, and what the loss is; `batches` also puts a stateful model to its start."""
+
+    samples: int
+    anchor_size: int
+    small_size: int
+
+    def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]: ...
+    def loss(self, batch: Any, point: str | None) -> Tensor: ...
+    def held(self) -> float: ...
+    def stepped(self) -> None: ...
+    def prepare(self, reference: str | None) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method to try: how to make it, how long its loops are, whether it is sparse.
+
+    adam: its step sizes are AdamW's. fresh: anchors only choose coordinates, and are as small as the other batches."""
+
+    name: str
+    make: Callable[[Sequence[Tensor], float], torch.optim.Optimizer]
+    inner: Callable[[int, int], InnerLength]
+    sparse: bool = False
+    adam: bool = False
+    fresh: bool = False
+
+
+METHODS = (
+    Method("SGD", lambda p, lr: torch.optim.SGD(p, lr), lambda anchor, small: as_inner_length(1)),
+    Method("AdamW", lambda p, lr: torch.optim.AdamW(p, lr), lambda anchor, small: as_inner_length(1), adam=True),
+    Method("SpiderBoost", SpiderBoost, lambda anchor, small: as_inner_length(max(2, anchor // small))),
+    Method("SVRG", SVRG, lambda anchor, small: as_inner_length(max(2, anchor // small))),
+    Method("SparseSVRG", SparseSVRG, lambda anchor, small: Adaptive(), True),
+    Method(
+        "SparseSVRG, selected", lambda p, lr: SparseSVRG(p, lr, move="selected"), lambda anchor, small: Adaptive(), True
+    ),
+    Method("SparseSGD", SparseSGD, lambda anchor, small: as_inner_length(FRESH), True, fresh=True),
+    Method("SparseAdamW", SparseAdamW, lambda anchor, small: as_inner_length(FRESH), True, adam=True, fresh=True),
+)
+
+
+@dataclass
+class Trial:
+    """The best of a method's trials: losses on held samples by queries and seconds, from the start on."""
+
+    method: str
+    sparse: bool
+    lr: float
+    queries: list[float]
+    seconds: list[float]
+    losses: list[float]
+
+    @property
+    def lowest(self) -> float:
+        """The lowest loss on the way; inf from a divergence on."""
+        return math.inf if math.isinf(self.losses[-1]) else min(self.losses)
+
+    def reach(self, target: float) -> tuple[float, float]:
+        """Queries and seconds at which the loss first was at most `target`, between points along lines; else inf."""
+        for i, loss in enumerate(self.losses):
+            if loss <= target:
+                if i == 0:
+                    return self.queries[0], self.seconds[0]
+                share = (self.losses[i - 1] - target) / (self.losses[i - 1] - loss)
+                at = [x[i - 1] + share * (x[i] - x[i - 1]) for x in (self.queries, self.seconds)]
+                return at[0], at[1]
+        return math.inf, math.inf
+
+
+def compare(
+    model: nn.Module,
+    source: Source,
+    lr: float,
+    adam_lr: float | None,
+    budget: float,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[Trial]:
+    """One trial for each of METHODS, all from the model's present point; `budget` is in gradient queries.
+
+    Without `adam_lr` AdamW and SparseAdamW are left out."""
+    told = []
+    for method in METHODS:
+        centre = adam_lr if method.adam else lr
+        if centre is None:
+            continue
+        report(method.name)
+        runs = [_Run(model, source, method, factor * centre) for factor in FACTORS]
+        for run in runs:
+            run.go_to(budget / 2, budget / _POINTS)
+        told.append(_finish(sorted(runs, key=lambda run: run.trial.lowest), budget))
+    return told
+
+
+def _finish(runs: list[_Run], budget: float) -> Trial:
+    """Take the best run to the end, and another seed with it; the worse of the two counts. If the other seed fails, a
+    step size that happened to work was no good: take the next best."""
+    ended = []
+    for run in runs:
+        other = _Run(run.model, run.source, run.method, run.lr, seed=1)
+        for one in (run, other):
+            one.go_to(budget, budget / _POINTS)
+        worse = max(run.trial, other.trial, key=lambda trial: trial.lowest)
+        ended.append(worse)
+        fall = run.trial.losses[0] - run.trial.lowest
+        if other.trial.losses[0] - other.trial.lowest >= 0.5 * fall:
+            break
+    return min(ended, key=lambda trial: trial.lowest)
+
+
+class _Run:
+    """A training run that can stop at some budget and go on later: it keeps the model's state to itself meanwhile."""
+
+    def __init__(self, model: nn.Module, source: Source, method: Method, lr: float, seed: int = 0):
+        self.model, self.source, self.method, self.lr, self.seed = model, source, method, lr, seed
+        self.anchor = source.small_size if method.fresh else source.anchor_size
+        self.trial = Trial(method.name, method.sparse, lr, [], [], [])
+        self.spent, self.seconds = 0.0, 0.0
+        self.started = self.diverged = False
+        self.values: list[Tensor] = []
+
+    def go_to(self, budget: float, every: float) -> None:
+        with undisturbed(self.model):
+            if not self.started:
+                self._start()
+            else:
+                restore(self.model, self.values)
+                self.source.load_state_dict(self.source_state)
+                self.source.prepare(self.reference)
+            while not self.diverged and self.spent < budget:
+                self._step()
+                if self.diverged:
+                    break
+                if self.spent >= self.trial.queries[-1] + every or self.spent >= budget:
+                    self._look()
+            self.values = snapshot(self.model)
+            self.source_state = self.source.state_dict()
+
+    def _start(self) -> None:
+        self.started = True
+        torch.manual_seed(self.seed)
+        params = [p for p in self.model.parameters() if p.requires_grad]
+        self.device = params[0].device
+        self.optimizer = self.method.make(params, self.lr)
+        self.reference = getattr(self.optimizer, "reference", None)
+        self.source.prepare(self.reference)
+        inner = self.method.inner(self.anchor, self.source.small_size)
+        if isinstance(self.optimizer, VarianceReduced):
+            self.batches = self.source.batches(inner, self.seed, self.anchor)
+        else:
+            self.batches = _smalls(self.source, self.seed)
+        self._look()
+
+    def _step(self) -> None:
+        batch, is_anchor = next(self.batches)
+        size = self.anchor if is_anchor else self.source.small_size
+        optimizer = self.optimizer
+        self._wait()
+        start = time.perf_counter()
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = self.source.loss(batch, getattr(optimizer, "evaluating", None))
+            loss.backward()
+            return loss.detach()
+
+        try:
+            if isinstance(optimizer, VarianceReduced):
+                optimizer.step(closure, anchor=is_anchor, samples=size)
+                self.spent = optimizer.gradient_queries
+            else:
+                closure()
+                optimizer.step()
+                self.spent += size
+        except DivergenceError:
+            self._note(math.inf)
+        self.source.stepped()
+        self._wait()
+        self.seconds += time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _look(self) -> None:
+        with torch.no_grad():
+            value = self.source.held()
+        self._note(value if math.isfinite(value) else math.inf)
+
+    def _note(self, loss: float) -> None:
+        self.diverged = math.isinf(loss)
+        self.trial.queries.append(self.spent)
+        self.trial.seconds.append(self.seconds)
+        self.trial.losses.append(loss)
+
+
+def _smalls(source: Source, seed: int) -> Iterator[tuple[Any, bool]]:
+    for batch, is_anchor in source.batches(as_inner_length(10**9), seed, source.anchor_size):
+        if not is_anchor:
+            yield batch, False
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Parameters, buffers, gradients, modes and random state are afterwards as before."""
+    values = snapshot(model)
+    gradients = [p.grad for p in model.parameters()]
+    modes = [m.training for m in model.modules()]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            restore(model, values)
+            for p, g in zip(model.parameters(), gradients, strict=True):
+                p.grad = g
+            for module, training in zip(model.modules(), modes, strict=True):
+                module.training = training
+
+
+def snapshot(model: nn.Module) -> list[Tensor]:
+    """The values of all parameters and buffers, also of those that a state_dict leaves out."""
+    return [t.detach().clone() for t in (*model.parameters(), *model.buffers())]
+
+
+@torch.no_grad()
+def restore(model: nn.Module, values: list[Tensor]) -> None:
+    for t, value in zip((*model.parameters(), *model.buffers()), values, strict=True):
+        t.copy_(value)

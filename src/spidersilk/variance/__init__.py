@@ -1,0 +1,1 @@
+"""Variance reduction: estimates of the gradient from differences at two points."""

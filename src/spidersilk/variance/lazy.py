@@ -1,0 +1,265 @@
+"""LazySVRG: a small step over embedding tables that costs the rows its batch touches, not all of them.
+
+The anchored v is v_anchor on every row that the batch does not touch, so there x moves along a line and the sum of M
+over a row decays towards that of |v_anchor|. A row moves when it is read, by v_anchor times the step sizes since then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from spidersilk.checks import check_same_settings
+from spidersilk.kernels import backends as dispatch
+from spidersilk.loop.lengths import Anchor
+from spidersilk.operator.selection import RTop
+from spidersilk.operator.sparsity import QueryCounter
+from spidersilk.operator.stream import Stream, fresh_seed
+from spidersilk.parallel.workers import Group
+from spidersilk.theory.planner import theorem_1_step
+from spidersilk.variance.errors import DivergenceError
+from spidersilk.variance.flat import Slab, make_slabs
+from spidersilk.variance.lazy_rows import LaggingRows
+from spidersilk.variance.method import check_choices
+from spidersilk.variance.two_point import Closure, TwoPoint
+
+
+class LazySVRG(Optimizer):
+    """`SparseSVRG(groups="rows")` with plain SGD, for models that are mostly embedding tables: the same x, less time.
+
+    Tables are the `nn.Embedding` and `nn.EmbeddingBag` modules of `model` with sparse=True; other parameters are moved
+    at each step as always. Looking a row up through its module brings it up to date, and so does `state_dict` of the
+    model, for all rows; call `flush()` before reading `weight` directly, and `close()` to be done with the model.
+
+    M is kept as its sum over each row, which is all that a selection of rows needs. After a step `p.grad` is None. It
+    trains in one process: a `process_group` is refused.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        k1: float = 0.05,
+        k2: float = 0.05,
+        memory_decay: float = 0.5,
+        memory_reset: bool = False,
+        scaling: str = "unbiased",
+        choose: str = "step",
+        per_tensor: bool = False,
+        backend: str = "auto",
+        generator: torch.Generator | None = None,
+        process_group: Group = None,
+    ):
+        if process_group is not None:
+            raise ValueError(
+                "LazySVRG with process_group: each rank's batch touches other rows, so there are no shared coordinates "
+                "to average; use SparseSVRG(groups='rows') over the ranks, or LazySVRG in one process"
+            )
+        if not 0 <= float(lr) < float("inf"):
+            raise ValueError(f"lr = {lr} must be a finite number of at least 0: 0.1 is a common start")
+        self.sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor, groups="rows")
+        check_choices("anchor", "all", choose, "all", self.sparsity)
+        if scaling == "refresh":
+            raise ValueError("scaling = 'refresh' changes rows that no batch touched: use SparseSVRG for it")
+        super().__init__([p for p in model.parameters() if p.requires_grad], {"lr": lr})
+        self.choose = choose
+        self.steps = self.anchors = 0
+        self.inner_step = -1  # the last update's place in its loop; -1 if an anchor must come
+        self.anchor_share = 0.0  # how much of an anchor in pieces has come, 0 outside of one
+        self._queries = QueryCounter()
+        self._stream = Stream(fresh_seed(generator))
+        self._slab = _one_slab(self.param_groups)
+        self._rows = LaggingRows(
+            self._slab, self.sparsity, dispatch.find(backend, [(self._slab.device, self._slab.dtype)])
+        )
+        self._points = TwoPoint(self._slab.params)
+        self._has_memory = self._has_selection = self._closed = False
+        self._handles = [h for module in model.modules() if _is_table(module) for h in self._watch(module)]
+
+    def _watch(self, module: nn.Module) -> list[Any]:
+        """Hooks by which a table is up to date wherever it is looked up, saved or loaded."""
+        if getattr(module, "max_norm", None) is not None:
+            raise ValueError("a table with max_norm renormalises rows as they are read: leave max_norm=None")
+        weight = module.weight
+        if not any(weight is p for p in self._slab.params):
+            return []  # frozen
+        number = next(i for i, p in enumerate(self._slab.params) if p is weight)
+        self._rows.is_table[number] = True
+
+        def read(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._points.evaluating != "reference":  # the anchor point does not move
+                indices = args[0] if args else kwargs["input"]
+                self._rows.catch_up(number, indices.reshape(-1).long())
+
+        return [
+            module.register_forward_pre_hook(read, with_kwargs=True),
+            module.register_state_dict_pre_hook(lambda *_: self.flush()),
+            module.register_load_state_dict_pre_hook(lambda *_: self.flush()),
+        ]
+
+    # What a user asks.
+
+    @property
+    def d(self) -> int:
+        return self._slab.d
+
+    @property
+    def gradient_queries(self) -> float:
+        """Queries so far in the paper's accounting; nan if a step did not say its number of samples."""
+        return self._queries.total
+
+    @property
+    def evaluating(self) -> str | None:
+        """Which point the closure is being evaluated at: "current" or "reference"; None outside of it."""
+        return self._points.evaluating
+
+    def next_is_anchor(self, anchor: bool | Anchor) -> bool:
+        """What the next step is, given what will be passed to it as `anchor`."""
+        return bool(anchor)
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Bring all rows up to date. Changes nothing but rounding."""
+        self._rows.flush()
+
+    def close(self) -> None:
+        """Bring all rows up to date and let go of the model, which is then a plain one: before it is copied, say."""
+        self.flush()
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self.param_groups:
+            raise RuntimeError("a LazySVRG has the parameters of its model: make a new one for another model")
+        super().add_param_group(param_group)
+
+    # A step.
+
+    @torch.no_grad()
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, closure: Closure, anchor: bool | Anchor, samples: int | None = None
+    ) -> Any:
+        """One update; returns the closure's loss at the current point. The arguments are those of `SparseSVRG`."""
+        if self._closed:
+            raise RuntimeError("this LazySVRG is closed, its tables are not watched: make a new one")
+        if not isinstance(anchor, bool | Anchor):
+            raise ValueError(f"anchor = {anchor!r} must be True, False, or what an AnchorLoader of fixed loops yields")
+        if anchor:
+            return self._anchor_step(closure, Anchor() if isinstance(anchor, bool) else anchor, samples)
+        if self.anchor_share:
+            raise RuntimeError(f"a small step after {self.anchor_share:.0%} of an anchor: give its other pieces first")
+        if self.inner_step < 0:
+            raise RuntimeError("a small step before any anchor: v is not set, so give an anchor first (anchor=True)")
+        return self._small_step(closure, samples)
+
+    def _anchor_step(self, closure: Closure, marker: Anchor, samples: int | None) -> Any:
+        share = marker.weight + (0.0 if marker.first else self.anchor_share)
+        if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
+            raise RuntimeError(f"the pieces of an anchor make up {share:.0%} of it: give each once, in order")
+        if marker.first:
+            self._rows.flush()
+        loss = self._points.at_current(closure)
+        self._rows.accumulate(marker.weight, marker.first)
+        self._queries.add(samples, 1, 1.0)
+        self.anchor_share, self.inner_step = share, -1
+        if not marker.last:
+            return loss
+        self.anchor_share = 0.0
+        self.anchors += 1
+        if marker.idle:
+            return loss
+        if not self._rows.is_finite():
+            raise self._divergence(0)
+        self._rows.begin_loop(not self._has_memory or self.sparsity.memory_reset, self._lr())
+        self._has_memory, self._has_selection = True, False
+        self._done(0)
+        return loss
+
+    def _small_step(self, closure: Closure, samples: int | None) -> Any:
+        rows = self._rows
+        if not self._has_selection or self.choose == "step":
+            rows.draw(self._stream.next())
+            self._has_selection = True
+        loss = self._points.at_current(closure, then_reference=True)
+        current = [None if g is None else g.clone() for g in self._slab.gradients()]  # the closure may use them again
+        self._points.at_reference(closure, rows.points)
+        touched = [rows.difference(i, *g) for i, g in enumerate(zip(current, self._slab.gradients(), strict=True))]
+        self._queries.add(samples, 2, rows.density)
+        if not rows.advance(touched, self._lr()):
+            raise self._divergence(self.inner_step + 1)
+        self._done(self.inner_step + 1)
+        return loss
+
+    def _lr(self) -> float:
+        return float(self.param_groups[0]["lr"])
+
+    def _done(self, inner_step: int) -> None:
+        self.inner_step = inner_step
+        self.steps += 1
+        for p in self._slab.params:
+            p.grad = None
+
+    def _divergence(self, inner_step: int) -> DivergenceError:
+        self.flush()
+        norms = {"x": self._slab.flatten(p.detach() for p in self._slab.params), "v": self._rows.v}
+        self.inner_step, self._has_memory = -1, False
+        allowed = theorem_1_step(max(1, round(self.sparsity.k2 * self.d)), self.d, inner_step + 1)
+        sizes = {name: float(value.double().norm()) for name, value in norms.items()}
+        return DivergenceError(self.steps, inner_step, sizes, [self._lr()], allowed, None)
+
+    # Saving and loading.
+
+    def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """All that the next step needs beside the model's own state."""
+        self.flush()
+        counters = {name: getattr(self, name) for name in _COUNTERS} | {"queries": self._queries.total}
+        groups = [{name: value for name, value in g.items() if name != "params"} for g in self.param_groups]
+        return {
+            "settings": self._settings(),
+            "stream": self._stream.state_dict(),
+            "counters": counters,
+            "param_groups": groups,
+            "rows": self._rows.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the `state_dict` of one with the same settings; the model's state is loaded apart."""
+        if "settings" not in state_dict:
+            raise ValueError(f"not a state of LazySVRG: it has {', '.join(state_dict)} and no settings")
+        check_same_settings(self._settings(), state_dict["settings"], "construct the same one")
+        self._stream.load_state_dict(state_dict["stream"])
+        self._queries.total = state_dict["counters"]["queries"]
+        for name in _COUNTERS:
+            setattr(self, name, state_dict["counters"][name])
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            group.update(saved)
+        self._rows.load_state_dict(state_dict["rows"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a LazySVRG holds hooks of its model: save its state_dict() instead")
+
+    def _settings(self) -> dict[str, Any]:
+        shapes = [list(p.shape) for p in self._slab.params]
+        return {"sparsity": vars(self.sparsity), "choose": self.choose, "shapes": shapes}
+
+
+_COUNTERS = ("steps", "anchors", "inner_step", "anchor_share", "_has_memory", "_has_selection")
+
+
+def _is_table(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+
+
+def _one_slab(param_groups: list[dict[str, Any]]) -> Slab:
+    slabs = make_slabs(param_groups)
+    if len(slabs) > 1:
+        kinds = ", ".join(f"{slab.dtype} on {slab.device}" for slab in slabs)
+        raise ValueError(f"parameters of {kinds}: LazySVRG takes one device and dtype")
+    if not all(p.is_contiguous() for p in slabs[0].params):
+        raise ValueError("a parameter is not contiguous, so its rows are not in one piece: make it contiguous")
+    return slabs[0]

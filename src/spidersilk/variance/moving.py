@@ -1,0 +1,56 @@
+"""Moving x: the base optimizer steps with v as its gradient, on all coordinates or on the selected ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from spidersilk.variance.compact import CompactBase
+from spidersilk.variance.flat import Slab
+from spidersilk.variance.method import moves_by_gradient_alone
+
+
+def plain_steps(base: Optimizer, slabs: Sequence[Slab]) -> list[float] | None:
+    """The step size of each parameter, where the base does x := x - lr g and nothing else; else None."""
+    if not moves_by_gradient_alone(base) or hasattr(base.step, "_wrapped_by_lr_sched"):
+        return None
+    if base._optimizer_step_pre_hooks or base._optimizer_step_post_hooks:
+        return None
+    if any(g.get("maximize") or g.get("differentiable") or isinstance(g["lr"], Tensor) for g in base.param_groups):
+        return None
+    rates = {id(p): float(g["lr"]) for g in base.param_groups for p in g["params"]}
+    params = [p for slab in slabs for p in slab.params]
+    return [rates[id(p)] for p in params] if all(p.is_contiguous() for p in params) else None
+
+
+def move_all(
+    base: Optimizer, slabs: Sequence[Slab], v: Sequence[Tensor], max_norm: float | None, frozen: Tensor | None
+) -> None:
+    """Let the base step with v as gradient. Where `frozen` (on the device) is true, x stays."""
+    params = [p for slab in slabs for p in slab.params]
+    for slab, part in zip(slabs, v, strict=True):
+        slab.write_gradients(part)
+    if max_norm is not None:
+        clip_grad_norm_(params, max_norm)
+    if frozen is None:
+        base.step()
+        return
+    for p in params:
+        assert p.grad is not None
+        p.grad.copy_(torch.where(frozen.to(p.device), 0, p.grad))
+    before = None if moves_by_gradient_alone(base) else [p.clone() for p in params]
+    base.step()
+    for p, old in zip(params, before or [], strict=False):
+        p.copy_(torch.where(frozen.to(p.device), old, p))
+
+
+def move_selected(compact: CompactBase, values: list[Tensor], max_norm: float | None, frozen: Tensor | None) -> None:
+    """Let the base step the selected coordinates with `values` as gradient."""
+    if max_norm is not None:
+        share = (max_norm / (get_total_norm(values) + 1e-6)).clamp(max=1.0)
+        values = [x * share.to(x.device, x.dtype) for x in values]
+    compact.step(values, frozen)
