@@ -221,7 +221,7 @@ def test_a_rank_that_differs_is_named_at_the_first_anchor(pool: Pool, wrong: str
     assert [told for told, *_ in pool.run(processes.outcome, "nothing")] == [""] * 4
 
 
-@pytest.mark.parametrize("what", ranks.DRIFTS)
+@pytest.mark.parametrize("what", processes.DRIFTS)
 def test_agreement_on_request(pool: Pool, what: str) -> None:
     assert pool.run(processes.drifts, what) == [(what, [2])] * 4
 

@@ -24,8 +24,8 @@ SVHN = """SVHN here is not the published set: it was re-cropped from the full im
 """
 READINGS = """### Why the entropies differ
 
-Before training, under other readings of the set-up ([results/benchmarks/entropy.json](../results/benchmarks/entropy.json), by `python
-benchmarks/entropy.py --save`; means of five seeds; bold: within half a bit of what is printed):
+Before training, under other readings of the set-up
+([results/benchmarks/entropy.json](../results/benchmarks/entropy.json), by `python benchmarks/entropy.py --save`; means of five seeds; bold: within half a bit of what is printed):
 
 """
 DEAD = """After training: if all hidden units of the last hidden layer are dead, only the ten output biases have a

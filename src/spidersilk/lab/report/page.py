@@ -28,9 +28,9 @@ HIDDEN = 4.0  # a point this many times above the first loss is not drawn: one b
 HEAD = f"""# The paper, reproduced
 
 Made by `{COMMAND}` from the JSON files in [results/](../results) alone;
-`tests/test_results.py` makes it again and compares. The runs are those of `spidersilk reproduce all --scale paper` at
-the paper's settings; each entry of `results/paper/paper_*.json` has its config, command, versions and machine. **N** is the
-size of the training set, and a **query** one sample's gradient, k of its d coordinates counting k/d: the paper's unit,
+`tests/lab/test_results.py` makes it again and compares. The runs are those of `spidersilk reproduce all --scale paper` at
+the paper's settings; each entry of `results/paper/paper_*.json` has its config, command, versions and machine.
+**N** is the size of the training set, and a **query** one sample's gradient, k of its d coordinates counting k/d: the paper's unit,
 not time. Losses are training losses.
 
 **As printed** is Algorithm 1 (`SparseSpiderBoost`: recursive, unbiased rtop). **Stable** forms, which diverge far less
