@@ -48,7 +48,8 @@ def trace(step: Callable[[], Any]) -> Way:
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         path = frame.f_code.co_filename
-        if event == "call" and path.startswith(str(SOURCE)):
+        name = frame.f_code.co_name
+        if event == "call" and path.startswith(str(SOURCE)) and not name.startswith("<"):  # comprehensions, lambdas
             calls.append((str(Path(path).relative_to(SOURCE)), frame.f_code.co_qualname))
 
     sys.setprofile(note)

@@ -1,23 +1,21 @@
 """Variance-reduced optimisation with sparse gradients, for PyTorch."""
 
-from spidersilk.loop.lengths import Adaptive, Anchor, Geometric, InnerLine
+from spidersilk.loop.batches import Anchor
+from spidersilk.loop.lengths import Adaptive, Geometric
 from spidersilk.loop.loader import AnchorLoader
-from spidersilk.operator.selection import RTop, Selection, rtop, rtop_variance, select
+from spidersilk.loop.step_size import InnerLine
+from spidersilk.operator.rtop import rtop, rtop_variance, select
+from spidersilk.operator.selection import Selection
+from spidersilk.operator.settings import RTop
 from spidersilk.operator.sparsity import captured_energy, entropy
+from spidersilk.sparse.optimizers import SparseAdamW, SparseSGD
 from spidersilk.theory.inspection import Inspection, inspect
 from spidersilk.theory.planner import Plan, plan
 from spidersilk.variance.errors import DivergenceError
 from spidersilk.variance.lazy import LazySVRG
 from spidersilk.variance.measures import Measures
-from spidersilk.variance.optimizers import (
-    SVRG,
-    SparseAdamW,
-    SparseSGD,
-    SparseSpiderBoost,
-    SparseSVRG,
-    SpiderBoost,
-    VarianceReduced,
-)
+from spidersilk.variance.optimizers import SVRG, SparseSpiderBoost, SparseSVRG, SpiderBoost
+from spidersilk.variance.variance_reduced import VarianceReduced
 
 __version__ = "0.1.0"
 

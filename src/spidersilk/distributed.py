@@ -1,5 +1,7 @@
-"""`spidersilk.parallel` under the name that users know."""
+"""Many workers: what users call, under the name that they know; the folder is `spidersilk.parallel`."""
 
-from spidersilk.parallel.workers import DisagreementError, Group, Traffic, WorkerLostError, broadcast, join, leave
+from spidersilk.parallel.agreement import DisagreementError
+from spidersilk.parallel.launch import broadcast, join, leave
+from spidersilk.parallel.workers import Group, Traffic, WorkerLostError
 
 __all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast", "join", "leave"]

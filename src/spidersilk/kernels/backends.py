@@ -1,75 +1,75 @@
-"""Which backend does the flat-vector work. A named one is used or refused with the reason; "auto" always finds one."""
+"""Which backend does the work on flat vectors. A named one is used, or refused with the reason; "auto" finds one.
+
+A further backend is one file: a class with the methods of `interface.Kernels`, and a call of `register`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
-from spidersilk.kernels import plain as torch_ops
+from spidersilk.kernels.interface import Kernels
+from spidersilk.kernels.plain import PLAIN
 
-BACKENDS = ("auto", "torch", "numba", "triton")
+Kinds = Sequence[tuple[torch.device, torch.dtype]]
+WhyNot = Callable[[Kinds], str | None]
 _NUMBA = (torch.float32, torch.float64, torch.bfloat16)
 _TRITON = (*_NUMBA, torch.float16)
+_BACKENDS: dict[str, tuple[Callable[[], Kernels], WhyNot]] = {}
 
 
-class Ops(Protocol):
-    """What a backend offers; `torch_ops` documents each function.
+def register(name: str, make: Callable[[], Kernels], why_not: WhyNot = lambda _: None) -> None:
+    """Let `backend=name` mean what `make()` gives.
 
-    A backend may also have `advance`, which updates v and M in one pass, and with it `advance_and_move` or `move`. One
-    with `draws_on_device` takes a counter on the device for a seed.
+    why_not(kinds): the reason why it cannot work on vectors of these devices and dtypes; None if it can.
     """
-
-    @property
-    def draws_on_device(self) -> bool: ...
-
-    def select(self, memory: Tensor, k1: int, k2: int, seed: Any, hint: Any = None, /) -> tuple[Tensor, Tensor]: ...
-    def gather(
-        self, pieces: Sequence[Tensor | None], sizes: Sequence[int], indices: Tensor, dtype: torch.dtype, /
-    ) -> Tensor: ...
-    def scatter(self, pieces: Sequence[Tensor], sizes: Sequence[int], indices: Tensor, values: Tensor, /) -> None: ...
-    def add_at(self, target: Tensor, indices: Tensor, values: Tensor, /) -> None: ...
-    def put_at(self, target: Tensor, indices: Tensor, values: Tensor, /) -> None: ...
-    def blend(self, memory: Tensor, estimate: Tensor, decay: float, /) -> Any: ...
-    def blend_at(self, memory: Tensor, indices: Tensor, values: Tensor, decay: float, /) -> None: ...
+    _BACKENDS[name] = make, why_not
 
 
-def find(backend: str, kinds: Sequence[tuple[torch.device, torch.dtype]]) -> Ops:
-    """The operations of `backend` for vectors of these devices and dtypes; ValueError if unknown or not to be had."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend = {backend!r} is not one of {', '.join(map(repr, BACKENDS))}")
-    if backend == "torch":
-        return torch_ops
-    on_cpu = all(device.type == "cpu" for device, _ in kinds)
-    if backend == "triton" or (backend == "auto" and not on_cpu):
-        reason = _why_not_triton(kinds)
-        if reason is None:
-            from spidersilk.kernels.triton.backend import TritonOps  # imports take a while: not before they are needed
+def find(backend: str, kinds: Kinds) -> Kernels:
+    """The kernels of `backend` for vectors of these devices and dtypes; ValueError if it is unknown or unfit.
 
-            return TritonOps()
-        if backend == "triton":
-            raise ValueError(f"backend = 'triton' cannot be had: {reason}; use 'auto' for the fastest that can")
-        return torch_ops
-    unfit = next((k for k in kinds if k[0].type != "cpu" or k[1] not in _NUMBA), None)
-    if unfit is not None:
-        if backend == "numba":
-            raise ValueError(
-                f"backend = 'numba' cannot work on {unfit[1]} on {unfit[0]}: it has float32, float64 and bfloat16 on "
-                "the CPU; use 'auto'"
-            )
-        return torch_ops
-    from spidersilk.kernels.numba import backend as numba_ops
-
-    return numba_ops
+    "auto" is triton, numba or torch: the first of these that can work.
+    """
+    if backend == "auto":
+        for name in ("triton", "numba"):
+            make, why_not = _BACKENDS[name]
+            if why_not(kinds) is None and (name == "numba" or any(device.type != "cpu" for device, _ in kinds)):
+                return make()
+        return PLAIN
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend = {backend!r} is not one of {', '.join(map(repr, ('auto', *_BACKENDS)))}")
+    make, why_not = _BACKENDS[backend]
+    reason = why_not(kinds)
+    if reason is not None:
+        raise ValueError(f"backend = {backend!r} cannot be had: {reason}; use 'auto' for the fastest that can")
+    return make()
 
 
-def _why_not_triton(kinds: Sequence[tuple[torch.device, torch.dtype]]) -> str | None:
-    """Why the Triton kernels cannot work on such vectors; None if they can."""
+def _numba() -> Kernels:
+    from spidersilk.kernels.numba.backend import NumbaKernels  # imports take a while: not before they are needed
+
+    return NumbaKernels()
+
+
+def _triton() -> Kernels:
+    from spidersilk.kernels.triton.backend import TritonKernels
+
+    return TritonKernels()
+
+
+def _why_not_numba(kinds: Kinds) -> str | None:
+    for device, dtype in kinds:
+        if device.type != "cpu" or dtype not in _NUMBA:
+            return f"it cannot work on {dtype} on {device}: it has float32, float64 and bfloat16 on the CPU"
+    return None
+
+
+def _why_not_triton(kinds: Kinds) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed (it comes with torch for CUDA)"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # then Triton itself runs on the CPU
@@ -87,3 +87,8 @@ def _why_not_triton(kinds: Sequence[tuple[torch.device, torch.dtype]]) -> str | 
     if len({device for device, _ in kinds}) > 1:
         return "the parameters are on several devices"
     return None
+
+
+register("torch", lambda: PLAIN)
+register("numba", _numba, _why_not_numba)
+register("triton", _triton, _why_not_triton)

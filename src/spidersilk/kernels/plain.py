@@ -1,4 +1,4 @@
-"""The flat-vector operations in plain torch: readable, on any device, the yardstick of every faster backend."""
+"""The kernels in plain torch: readable, on any device, the yardstick of every other backend."""
 
 from __future__ import annotations
 
@@ -7,11 +7,51 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-draws_on_device = False
+from spidersilk.kernels.interface import Flag, Outcome, Seed, Tensors, Update
+
+
+class PlainKernels:
+    """See `interface.Kernels`."""
+
+    draws_on_device = False
+    refuses_non_finite = False
+
+    def select(self, memory: Tensor, k1: int, k2: int, seed: Seed, hint: object = None) -> tuple[Tensor, Tensor]:
+        d = memory.numel()
+        top = top_indices(memory.abs(), k1)
+        if k2 == 0:
+            return top, top[:0]
+        is_rest = torch.ones(d, dtype=torch.bool, device=memory.device).index_fill_(0, top, False)
+        rest = torch.nonzero_static(is_rest, size=d - k1, fill_value=0).squeeze(1)
+        generator = torch.Generator(memory.device).manual_seed(int(seed))
+        drawn = torch.randperm(d - k1, generator=generator, device=memory.device)[:k2]
+        return top, rest[drawn].sort().values
+
+    def gather(self, tensors: Tensors, sizes: Sequence[int], indices: Tensor, dtype: torch.dtype) -> Tensor:
+        flat = [
+            torch.zeros(size, dtype=dtype, device=indices.device)
+            if tensor is None
+            else (tensor if tensor.layout == torch.strided else tensor.to_dense()).reshape(-1)
+            for tensor, size in zip(tensors, sizes, strict=True)
+        ]
+        return torch.cat(flat)[indices]
+
+    def scatter(self, tensors: Sequence[Tensor], sizes: Sequence[int], indices: Tensor, values: Tensor) -> None:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat[indices] = values
+        for tensor, part in zip(tensors, flat.split(list(sizes)), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+    def advance(self, update: Update) -> Outcome:
+        update.formula(update)
+        return Outcome(all_finite([update.v], update.flag))
+
+
+PLAIN = PlainKernels()
 
 
 def top_indices(scores: Tensor, k: int) -> Tensor:
-    """The k largest of `scores`, equal ones by lower index first; indices ascending, without a host synchronisation."""
+    """The k largest of `scores`, equal ones by lower index first; indices ascending, without waiting for the device."""
     if k == 0:
         return torch.empty(0, dtype=torch.int64, device=scores.device)
     threshold = torch.topk(scores, k, sorted=False).values.amin()
@@ -23,56 +63,19 @@ def top_indices(scores: Tensor, k: int) -> Tensor:
     return torch.nonzero_static(chosen, size=k, fill_value=0).squeeze(1)
 
 
-def select(memory: Tensor, k1: int, k2: int, seed: int, hint: object = None) -> tuple[Tensor, Tensor]:
-    """The k1 largest of |memory|, and k2 drawn uniformly without replacement from the others; both ascending.
-
-    The same seed draws the same. `hint` is what this backend's `advance` gave back with that memory, to save time.
-    """
-    d = memory.numel()
-    top = top_indices(memory.abs(), k1)
-    if k2 == 0:
-        return top, torch.empty(0, dtype=torch.int64, device=memory.device)
-    is_rest = torch.ones(d, dtype=torch.bool, device=memory.device).index_fill_(0, top, False)
-    rest = torch.nonzero_static(is_rest, size=d - k1, fill_value=0).squeeze(1)
-    generator = torch.Generator(memory.device).manual_seed(seed)
-    drawn = torch.randperm(d - k1, generator=generator, device=memory.device)[:k2]
-    return top, rest[drawn].sort().values
+def all_finite(vectors: Sequence[Tensor], flag: Flag | None = None) -> bool:
+    """Whether all entries are finite. With a flag, divergence is reported through it, and True comes back."""
+    checks = [is_finite(v) for v in vectors if v.numel()]
+    if flag is None:
+        return all(map(bool, checks))
+    if checks:
+        good = torch.stack([check.to(flag.raised.device) for check in checks]).all()
+        flag.raised.copy_(torch.maximum(flag.raised, torch.where(good, 0, flag.mark)))
+    return True
 
 
-def gather(pieces: Sequence[Tensor | None], sizes: Sequence[int], indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """The entries at flat `indices` of the pieces, as if concatenated; None counts as zeros."""
-    flat = [
-        torch.zeros(size, dtype=dtype, device=indices.device)
-        if piece is None
-        else (piece if piece.layout == torch.strided else piece.to_dense()).reshape(-1)
-        for piece, size in zip(pieces, sizes, strict=True)
-    ]
-    return torch.cat(flat)[indices]
-
-
-def scatter(pieces: Sequence[Tensor], sizes: Sequence[int], indices: Tensor, values: Tensor) -> None:
-    """Write `values` at flat `indices`, distinct ones, into the pieces, as if concatenated."""
-    flat = torch.cat([piece.reshape(-1) for piece in pieces])
-    flat[indices] = values
-    for piece, part in zip(pieces, flat.split(list(sizes)), strict=True):
-        piece.copy_(part.view(piece.shape))
-
-
-def add_at(target: Tensor, indices: Tensor, values: Tensor) -> None:
-    """target[indices] += values, for distinct indices."""
-    target.index_add_(0, indices, values)
-
-
-def put_at(target: Tensor, indices: Tensor, values: Tensor) -> None:
-    """target[indices] = values, for distinct indices."""
-    target.index_copy_(0, indices, values)
-
-
-def blend(memory: Tensor, estimate: Tensor, decay: float) -> None:
-    """memory = decay |estimate| + (1 - decay) memory."""
-    memory.mul_(1 - decay).add_(estimate.abs(), alpha=decay)
-
-
-def blend_at(memory: Tensor, indices: Tensor, values: Tensor, decay: float) -> None:
-    """`blend` on the coordinates `indices` alone, where the estimate has `values`."""
-    memory[indices] = memory[indices].mul_(1 - decay).add_(values.abs(), alpha=decay)
+def is_finite(v: Tensor) -> Tensor:
+    """One boolean, on the device of v."""
+    if v.device.type == "cpu":  # aminmax keeps nan, and is ten times as fast there as isfinite
+        return torch.isfinite(torch.stack(torch.aminmax(v))).all()
+    return torch.isfinite(torch.linalg.vector_norm(v, ord=float("inf")))

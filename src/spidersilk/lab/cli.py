@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from spidersilk.distributed import DisagreementError, WorkerLostError
 from spidersilk.lab.data.files import DataError
 from spidersilk.lab.experiments import demo, inspecting, pieces
 from spidersilk.lab.experiments import paper as reproduce
@@ -31,7 +32,6 @@ from spidersilk.lab.run.config import RunConfig, apply_settings, from_yaml
 from spidersilk.lab.run.machine import command
 from spidersilk.lab.run.runner import RunError
 from spidersilk.lab.tasks import all_tasks, nearest
-from spidersilk.parallel.workers import DisagreementError, WorkerLostError
 from spidersilk.theory.planner import Plan, plan
 
 app = typer.Typer(

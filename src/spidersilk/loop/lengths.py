@@ -1,54 +1,16 @@
-"""How long an inner loop lasts, and the step size inside it."""
+"""How long an inner loop lasts: a fixed number of updates, a geometric one, or as long as it pays."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from spidersilk.checks import check_positive_int
 from spidersilk.operator.stream import generator_at
-
-
-@dataclass(frozen=True)
-class Portion:
-    """This rank's part of a batch that is split over ranks. It is false: by itself it stands for a small batch.
-
-    `samples` of the batch's `total` are here, 0 where it has fewer samples than there are ranks: the rank then gets one
-    that counts nothing. `even`: all ranks have the same number, by a rule that each of them knows.
-    """
-
-    samples: int
-    total: int
-    even: bool = False
-
-    def __bool__(self) -> bool:
-        return False
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """What a loader says of an anchor batch. It is true, so `if is_anchor` works as with a plain True.
-
-    An anchor may come in pieces: `weight` is the piece's share of the samples, `first` begins an anchor, whatever came
-    of an earlier one, and `last` ends it. It may be `idle`: the anchor of an inner loop of length 0, which is evaluated
-    and counted but moves nothing. `portion` is this rank's part of it, where it is split over ranks.
-    """
-
-    weight: float = 1.0
-    first: bool = True
-    last: bool = True
-    idle: bool = False
-    portion: Portion | None = None
-
-    def __bool__(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -146,33 +108,6 @@ class Adaptive:
         return gain >= average - self.confidence * error
 
 
-class Small:
-    """What a loader with adaptive loops says of a small batch. It is false, as a plain False.
-
-    Through it the optimizer finds the `rule` and the sizes of batches, and ends the loop, so that an anchor comes next.
-    """
-
-    def __init__(
-        self,
-        rule: Adaptive,
-        samples: int,
-        anchor_samples: int,
-        end_loop: Callable[[], None],
-        portion: Portion | None = None,
-    ):
-        self.rule, self.samples, self.anchor_samples, self.portion = rule, samples, anchor_samples, portion
-        self._end_loop = end_loop
-        self.seen = False  # by an optimizer
-
-    def end_loop(self) -> None:
-        """Let an anchor come next."""
-        self.seen = True
-        self._end_loop()
-
-    def __bool__(self) -> bool:
-        return False
-
-
 InnerLength = Fixed | Geometric | Adaptive
 
 
@@ -184,45 +119,3 @@ def as_inner_length(inner_steps: int | str | InnerLength) -> InnerLength:
             raise ValueError(f"inner_steps = {inner_steps!r} is neither a number nor 'auto'")
         return Adaptive()
     return Fixed(inner_steps)
-
-
-class InnerLine(LRScheduler):
-    """The step size falls along a line inside each inner loop: end + (start - end) (m - t) / m at update t = 0, 1, ...
-
-    Call `step()` after each `optimizer.step(...)`, as with any scheduler. The line starts again by itself at every
-    anchor, whatever the length of the loop before; in a loop longer than m the step size stays at `end`.
-    """
-
-    def __init__(self, optimizer: Optimizer, inner_steps: int, start: float, end: float, last_epoch: int = -1):
-        check_positive_int("inner_steps", inner_steps, "it is the m of the line")
-        for name, value in (("start", start), ("end", end)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} = {value} must be a step size of at least 0")
-        self.inner_steps, self.start, self.end = inner_steps, start, end
-        self.update = -1
-        if not hasattr(optimizer, "next_is_anchor"):
-            raise ValueError(f"optimizer = {type(optimizer).__name__} has no anchors: InnerLine needs a spidersilk one")
-        super().__init__(optimizer, last_epoch)
-        optimizer.register_step_pre_hook(self._at_step)
-
-    def _at_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
-        given = kwargs.get("anchor", args[2] if len(args) > 2 else None)  # after the optimizer and the closure
-        if optimizer.next_is_anchor(given):  # pyright: ignore[reportAttributeAccessIssue]
-            self.update = 0
-            self._apply()
-
-    def step(self, epoch: int | None = None) -> None:
-        self.update += 1
-        super().step(epoch)
-
-    def get_lr(self) -> list[float | Tensor]:
-        share = max(self.inner_steps - max(self.update, 0), 0) / self.inner_steps
-        return [self.end + (self.start - self.end) * share for _ in self.optimizer.param_groups]
-
-    def _apply(self) -> None:
-        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
-        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]

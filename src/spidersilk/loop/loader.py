@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from spidersilk.checks import check_choice, check_positive_int, check_same_settings
-from spidersilk.loop.lengths import Adaptive, Anchor, Fixed, InnerLength, Portion, Small, as_inner_length
+from spidersilk.loop.batches import Anchor, Small
+from spidersilk.loop.datasets import as_tensors, count_samples, subset
+from spidersilk.loop.lengths import Adaptive, Fixed, InnerLength, as_inner_length
 from spidersilk.operator.stream import generator_at, mix
 from spidersilk.parallel.agreement import Fact, hash_of
-from spidersilk.parallel.workers import Group, as_workers
+from spidersilk.parallel.workers import Group, Portion, as_workers
 
 _ANCHOR, _SMALL, _LENGTH = 1, 2, 3  # one stream each
 _ENDLESS = 10**12  # loops
@@ -73,7 +75,7 @@ class AnchorLoader:
         process_group: Group = None,
         **dataloader: Any,
     ):
-        self._tensors = _as_tensors(dataset)
+        self._tensors = as_tensors(dataset)
         self._size = count_samples(dataset)
         self.dataset = dataset
         self.anchor_batch_size = self._size if anchor_batch_size is None else anchor_batch_size
@@ -283,7 +285,7 @@ class AnchorLoader:
         if size == n:
             return None
         if self.sampling == "uniform":
-            return _subset(n, size, generator_at("cpu", self._seed, stream, number))
+            return subset(n, size, generator_at("cpu", self._seed, stream, number))
         number_of_pass, slot = divmod(number, n // size)
         if self._passes.get(stream, (-1, None))[0] != number_of_pass:
             order = torch.randperm(n, generator=generator_at("cpu", self._seed, stream, number_of_pass))
@@ -303,46 +305,3 @@ class AnchorLoader:
         for batch in self._dataloader_over(((i, (is_anchor, after)) for i, is_anchor, after in steps), ahead):
             is_anchor, self._position = ahead.popleft()
             yield batch, is_anchor
-
-
-def _subset(n: int, size: int, generator: torch.Generator) -> Tensor:
-    """A uniform subset of range(n) in random order. For a small one, what repeats is drawn again: O(size), not O(n)."""
-    if size > n // 8:
-        return torch.randperm(n, generator=generator)[:size]
-    drawn = torch.randint(n, (size,), generator=generator)
-    chosen = dict.fromkeys(drawn.tolist())
-    if len(chosen) == size:
-        return drawn
-    while len(chosen) < size:
-        chosen.update(dict.fromkeys(torch.randint(n, (size - len(chosen),), generator=generator).tolist()))
-    return torch.tensor(list(chosen))
-
-
-def count_samples(dataset: object) -> int:
-    """The number of samples of anything that a loader takes."""
-    tensors = _as_tensors(dataset)
-    return len(tensors[0]) if tensors else _length(dataset)
-
-
-def _as_tensors(dataset: object) -> tuple[Tensor, ...] | None:
-    if isinstance(dataset, Tensor):
-        tensors: tuple[Tensor, ...] = (dataset,)
-    elif type(dataset) is TensorDataset:  # a subclass may transform what it gives
-        tensors = tuple(dataset.tensors)
-    elif isinstance(dataset, list | tuple) and dataset and all(isinstance(t, Tensor) for t in dataset):
-        tensors = tuple(dataset)
-    else:
-        return None
-    lengths = {len(t) if t.dim() else 0 for t in tensors}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(f"the tensors have {sorted(lengths)} samples: they must agree, and have at least one")
-    return tensors
-
-
-def _length(dataset: object) -> int:
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ValueError(
-            f"dataset is a {type(dataset).__name__} without __getitem__ and __len__: sampling needs a map-style one, "
-            "so load an iterable data set into tensors first"
-        )
-    return len(dataset)  # pyright: ignore[reportArgumentType]

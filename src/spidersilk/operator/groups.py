@@ -11,13 +11,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from spidersilk.kernels.backends import Ops
+from spidersilk.kernels.interface import Kernels, Seed
 from spidersilk.operator.stream import mix
+
+Shapes = Sequence[Sequence[int]]
+"""The shapes of the tensors that a flat vector is made of, in order."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,13 @@ class PickedRows:
         inside = (self.numbers >= first) & (self.numbers < first + sum(rows for rows, _ in shapes))
         return PickedRows((self.numbers[inside] - first).to(device), shapes)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"numbers": self.numbers, "shapes": [list(shape) for shape in self.shapes]}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any], device: torch.device) -> PickedRows:
-        return cls(state["numbers"].to(device), tuple((rows, length) for rows, length in state["shapes"]))
+    def from_state_dict(cls, state: dict[str, object], device: torch.device) -> PickedRows:
+        numbers, shapes = cast(Tensor, state["numbers"]), cast(list[list[int]], state["shapes"])
+        return cls(numbers.to(device), tuple((rows, length) for rows, length in shapes))
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class RowLayout:
     A class has the rows of all tensors, or with `per_tensor` those of one.
     """
 
-    def __init__(self, shapes: Sequence[Sequence[int]], device: torch.device, per_tensor: bool = False):
+    def __init__(self, shapes: Shapes, device: torch.device, per_tensor: bool = False):
         self.shapes = tuple((s[0], math.prod(s[1:])) if len(s) > 1 else (math.prod(s), 1) for s in shapes)
         self.d = sum(rows * length for rows, length in self.shapes)
         found: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
@@ -100,24 +104,25 @@ class RowLayout:
         ]
 
     def draw(
-        self, memory: Tensor, counts: Sequence[tuple[int, int]], seed: int | Tensor, ops: Ops
-    ) -> tuple[Tensor, Tensor, float | Tensor, PickedRows]:
+        self, memory: Tensor, counts: Sequence[tuple[int, int]], seed: Seed, kernels: Kernels
+    ) -> tuple[Tensor, Tensor, float | Tensor, int, PickedRows]:
         """For each class its (g1, g2): the g1 rows with the largest scores and g2 random others.
 
-        Their coordinates come back, ascending, the scale (G - g1) / g2 of each random one, and the rows.
+        The fields of a Selection come back: coordinates, ascending, the scale (G - g1) / g2 of each random one, d, and
+        the rows.
         """
         top_rows, random_rows, numbers, scales = [], [], [], []
         for number, (of_class, (g1, g2)) in enumerate(zip(self.classes, counts, strict=True)):
-            own = mix(seed, number) if isinstance(seed, int) else seed
-            top, random = ops.select(of_class.scores(memory), g1, g2, own, None)
+            of_rows = mix(seed, number) if isinstance(seed, int) else seed
+            top, random = kernels.select(of_class.scores(memory), g1, g2, of_rows)
             top_rows.append((of_class.starts[top], of_class.length))
             random_rows.append((of_class.starts[random], of_class.length))
             numbers += [of_class.numbers[top], of_class.numbers[random]]
             scales.append((of_class.count - g1) / g2 if g2 else 1.0)
         picked = PickedRows(torch.cat(numbers).sort().values, self.shapes)
         if len(scales) == 1:
-            return _coordinates(top_rows)[0], _coordinates(random_rows)[0], scales[0], picked
-        return _coordinates(top_rows)[0], *_coordinates(random_rows, scales), picked
+            return _coordinates(top_rows)[0], _coordinates(random_rows)[0], scales[0], self.d, picked
+        return _coordinates(top_rows)[0], *_coordinates(random_rows, scales), self.d, picked
 
 
 def _coordinates(parts: Sequence[tuple[Tensor, int]], values: Sequence[float] = ()) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Measures of sparsity, the residuals of Theorem 2, and the count of gradient queries."""
+"""How sparse it is: the entropy of a memory, the energy that its top captures, the residuals of Theorem 2."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from spidersilk.checks import Count, count_of, resolve_counts
-from spidersilk.kernels import plain as torch_ops
-from spidersilk.operator.selection import check_pair
+from spidersilk.kernels.plain import top_indices
+from spidersilk.operator.counts import Count, count_of, resolve_counts
+from spidersilk.operator.rtop import check_pair
 
 _CHUNK = 1 << 24
 
@@ -43,7 +43,7 @@ def captured_energy(memory: Tensor, y: Tensor, k1: Count) -> float:
     0.9
     """
     check_pair(memory, y)
-    top = torch_ops.top_indices(memory.abs(), resolve_counts(k1, 0, memory.numel())[0])
+    top = top_indices(memory.abs(), resolve_counts(k1, 0, memory.numel())[0])
     squares = y.double().square()
     total = float(squares.sum())
     return float(squares[top].sum()) / total if total > 0 else math.nan
@@ -58,17 +58,6 @@ def residuals(memory: Tensor, differences: Tensor, k1: Count) -> tuple[float, fl
     if differences.dim() != 2:
         raise ValueError(f"differences has shape {tuple(differences.shape)}, not (n, d): one row for each sample")
     check_pair(memory, differences[0])
-    top = torch_ops.top_indices(memory.abs(), count_of(k1, memory.numel()))
+    top = top_indices(memory.abs(), count_of(k1, memory.numel()))
     outside = differences.double().index_fill(1, top, 0.0)
     return float(outside.mean(0).square().sum()), float(outside.square().sum(1).mean())
-
-
-class QueryCounter:
-    """Gradient queries: one sample's full gradient is one; k of its d coordinates are k/d (the paper's accounting)."""
-
-    def __init__(self) -> None:
-        self.total = 0.0
-
-    def add(self, samples: int | None, evaluations: int, density: float) -> None:
-        """`samples` None means nobody said how many: from then on the count is unknown, nan."""
-        self.total += math.nan if samples is None else samples * evaluations * density

@@ -5,13 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from spidersilk.variance.variance_reduced import VarianceReduced
 
 
 class DisagreementError(RuntimeError):
@@ -21,14 +18,14 @@ class DisagreementError(RuntimeError):
     """
 
     def __init__(self, what: str, ranks: Sequence[int], world: int, remedy: str):
-        self._told = (what, ranks, world, remedy)
+        self._arguments = (what, ranks, world, remedy)
         self.what, self.ranks = what, list(ranks)
         names = ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
         verb = "differs" if len(ranks) == 1 else "differ"
         super().__init__(f"{names} of {world} {verb} from the others in {what}: {remedy}")
 
     def __reduce__(self) -> tuple:
-        return type(self), self._told
+        return type(self), self._arguments
 
 
 class Fact(NamedTuple):
@@ -39,58 +36,9 @@ class Fact(NamedTuple):
     remedy: str
 
 
-def facts_of(optimizer: VarianceReduced) -> list[Fact]:
-    """What ranks compare at an anchor: with these alike, all selections until the next one are alike."""
-    work, stream = optimizer._prepared(), optimizer._stream
-    rates = [[str(g.get(name)) for name in ("lr", "weight_decay")] for g in optimizer.param_groups]
-    counters = [getattr(optimizer, name) for name in ("steps", "anchors", "inner_step", "loop_length")]
-    memories = work.vectors.memory if work.vectors.has_memory else []
-    selections = work.selections or []
-    drift = "they were the same before; ranks on unlike hardware, or a parameter changed on one of them"
-    return [
-        Fact(
-            "their settings",
-            hash_of([optimizer._settings(), optimizer.max_norm]),
-            "construct the same optimizer over the same parameters on every rank",
-        ),
-        Fact(
-            "the seed of selections",
-            stream.seed,
-            "give every rank a generator of the same seed; without a generator, rank 0's seed goes to all",
-        ),
-        Fact(
-            "the number of steps",
-            hash_of([*counters, stream.position]),
-            "every rank must take every step, and load the same state",
-        ),
-        Fact("the step size", hash_of(rates), "step the same schedulers on every rank"),
-        Fact(
-            "the samples they counted",
-            hash_of(optimizer.gradient_queries),
-            "batches of unequal size are weighed by what an AnchorLoader(process_group=) yields; pass it on, or give "
-            "every rank the same number",
-        ),
-        Fact(
-            "whether a measures hook is registered",
-            int(bool(optimizer._hooks)),
-            "register it on every rank: measures are of all ranks together",
-        ),
-        Fact(
-            "the parameters",
-            checksum_of(work.vectors.params),
-            "start from the same ones (torch.manual_seed before the model is built, spidersilk.distributed.broadcast, "
-            "or DistributedDataParallel)"
-            if optimizer.steps == 0
-            else drift,
-        ),
-        Fact("the memory M", checksum_of(memories), drift),
-        Fact("the selection", checksum_of([t for s in selections for t in (s.top, s.random)]), drift),
-    ]
-
-
-def compare(facts: Sequence[Fact], told: Sequence[Sequence[int]]) -> None:
-    """Raise for the first fact of which not all ranks told the same."""
-    for fact, values in zip(facts, zip(*told, strict=True), strict=True):
+def compare(facts: Sequence[Fact], answers: Sequence[Sequence[int]]) -> None:
+    """Raise for the first fact on which not all ranks agree; `answers` has a row of values for each rank."""
+    for fact, values in zip(facts, zip(*answers, strict=True), strict=True):
         counts = Counter(values).most_common(2)
         if len(counts) > 1:
             usual = values[0] if counts[0][1] == counts[1][1] else counts[0][0]
@@ -98,7 +46,7 @@ def compare(facts: Sequence[Fact], told: Sequence[Sequence[int]]) -> None:
             raise DisagreementError(fact.what, wrong, len(values), fact.remedy)
 
 
-def hash_of(value: Any) -> int:
+def hash_of(value: object) -> int:
     """63 bits of anything with a `repr` that tells it."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 1
 

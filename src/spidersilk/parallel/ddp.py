@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spidersilk.variance.buffers import modules_around
+from spidersilk.live_modules import modules_around
 
 _SHARDED = (
     "a parameter is sharded by FSDP: coordinates are selected over all parameters together, so each rank needs all of "
@@ -86,16 +86,13 @@ class Wrappers:
         self.found[0].require_forward_param_sync = True
         return called
 
-    @contextmanager
-    def silent(self) -> Iterator[None]:
-        """Nothing is sent by a wrapper: gradients stay local, and so do buffers."""
-        before = [module.require_forward_param_sync for module in self.found]
-        with ExitStack() as stack:
-            for module in self.found:
-                stack.enter_context(module.no_sync())
-                module.require_forward_param_sync = False  # buffers of rank 0 go to all in anchors alone
-            try:
-                yield
-            finally:
-                for module, value in zip(self.found, before, strict=True):
-                    module.require_forward_param_sync = value
+    def __enter__(self) -> None:
+        """From here on nothing is sent by a wrapper: gradients stay local, and so do buffers."""
+        self._stack = ExitStack()
+        for module in self.found:
+            self._stack.enter_context(module.no_sync())
+            self._stack.callback(setattr, module, "require_forward_param_sync", module.require_forward_param_sync)
+            module.require_forward_param_sync = False  # buffers of rank 0 go to all in anchors alone
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

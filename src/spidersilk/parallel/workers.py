@@ -6,30 +6,23 @@ no indices. An anchor all-reduces all of v. docs/distributed.md says how to use 
 
 from __future__ import annotations
 
-import gc
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from spidersilk.loop.lengths import Anchor, Portion
 from spidersilk.operator.stream import fresh_seed
-from spidersilk.parallel.agreement import DisagreementError, Fact, compare
+from spidersilk.parallel.agreement import Fact, compare
 from spidersilk.parallel.ddp import Wrappers, refuse_sharding
 
 if dist.is_available():  # before there is a group: defaults of its functions hold the one they find, see `leave`
     import torch.distributed.nn
 
-__all__ = ["DisagreementError", "Group", "Traffic", "WorkerLostError", "broadcast", "join", "leave"]
-
-Group = Any  # a ProcessGroup, "world", or None
+Group: TypeAlias = "dist.ProcessGroup | Literal['world'] | None"
 BUCKET = 1 << 23  # entries of v that go in one all-reduce of an anchor
 
 
@@ -65,7 +58,29 @@ class Share(NamedTuple):
 
     weight: float
     samples: int | None
-    even: bool  # whether all ranks' gradients count the same
+    even: bool
+    """Whether all ranks' gradients count the same."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """This rank's part of a batch that is split over ranks. It is false: by itself it stands for a small batch.
+
+    `samples` of the batch's `total` are here, 0 where it has fewer samples than there are ranks: the rank then gets one
+    that counts nothing. `even`: all ranks have the same number, by a rule that each of them knows.
+    """
+
+    samples: int
+    total: int
+    even: bool = False
+
+    @property
+    def portion(self) -> Portion:
+        """What it is of itself: all that loaders yield has a portion."""
+        return self
+
+    def __bool__(self) -> bool:
+        return False
 
 
 class Alone:
@@ -75,8 +90,11 @@ class Alone:
 
     def __init__(self) -> None:
         self.traffic = Traffic()
+        self.quiet: AbstractContextManager[object] = nullcontext()
+        """In it no wrapper sends anything: for a small step's evaluations."""
 
     def seed(self, generator: torch.Generator | None) -> int:
+        """That of `generator`, which `verify` compares; rank 0's where none is given."""
         return fresh_seed(generator)
 
     def attach(self, params: Sequence[Tensor]) -> None:
@@ -84,8 +102,7 @@ class Alone:
         if dist.is_available() and dist.is_initialized():
             refuse_sharding(params)
 
-    def share(self, anchor: Any, samples: int | None) -> Share:
-        portion = portion_of(anchor)
+    def share(self, portion: Portion | None, samples: int | None) -> Share:
         if portion is not None and portion.samples != portion.total:
             raise ValueError(
                 f"the loader gives this process {portion.samples} of a batch's {portion.total} samples, and the "
@@ -93,16 +110,15 @@ class Alone:
             )
         return Share(1.0, samples, True)
 
-    def at_anchor(self, evaluate: Callable[[], Any], marker: Anchor, share: Share) -> tuple[Any, float]:
-        """Evaluate a piece of an anchor; the loss, and what this rank's gradient is to be multiplied with."""
+    def at_anchor(self, evaluate: Callable[[], Any], whole: bool, share: Share) -> tuple[Any, float]:
+        """Evaluate an anchor or a piece of one; the loss, and what this rank's gradient is to be multiplied with."""
         return evaluate(), 1.0
 
     def reduce_anchor(self, v: Sequence[Tensor]) -> None:
         """v := the sum over ranks, in place."""
 
-    def at_small(self, evaluate: Callable[[], Any], share: Share) -> Any:
-        """Evaluate a small step, as `Evaluator.evaluate` does; its values come back averaged over ranks."""
-        return evaluate()
+    def average(self, values: Sequence[Tensor], share: Share) -> None:
+        """The values of a small step := their mean over ranks, each by its share, in place."""
 
     def mean(self, value: Tensor | float, share: Share) -> Tensor | float:
         """A number of this rank's batch -> that of all ranks' batches."""
@@ -114,22 +130,11 @@ class Alone:
     def check_can_pass(self, anchor_share: float) -> None:
         """Refuse to save or load what is not the same on all ranks."""
 
-    def apart(self, look: Callable[[], None]) -> None:
-        """Do what may raise on one rank and not on another."""
-        look()
-
-    def together(self, look: Callable[[], None]) -> None:
-        """Do what raises on all ranks or on none, where they meet anyway."""
-
-    def without_clock(self, sparse: bool | str) -> bool | str:
-        """`sparse_backward` as ranks can have it that must all go the same way."""
-        return sparse
-
 
 class Workers(Alone):
     """This process among those of a process group."""
 
-    def __init__(self, group: Any):
+    def __init__(self, group: dist.ProcessGroup):
         super().__init__()
         self.group = group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
@@ -140,11 +145,10 @@ class Workers(Alone):
         self._averaged = False  # whether v of the anchor under way came averaged from DistributedDataParallel
 
     def seed(self, generator: torch.Generator | None) -> int:
-        """That of `generator`, which `verify` compares; rank 0's where none is given."""
-        own = fresh_seed(generator)
+        seed = fresh_seed(generator)
         if generator is not None:
-            return own
-        word = torch.tensor([own], dtype=torch.int64, device=self.device)
+            return seed
+        word = torch.tensor([seed], dtype=torch.int64, device=self.device)
         with self.answering("the exchange of seeds"):
             dist.broadcast(word, group=self.group, group_src=0)
         self.traffic.control += 8
@@ -152,25 +156,24 @@ class Workers(Alone):
 
     def attach(self, params: Sequence[Tensor]) -> None:
         if self._wrappers is None:
-            self._wrappers = Wrappers(params, self.group)
+            self._wrappers = self.quiet = Wrappers(params, self.group)
 
-    def share(self, anchor: Any, samples: int | None) -> Share:
-        portion = portion_of(anchor)
+    def share(self, portion: Portion | None, samples: int | None) -> Share:
         if portion is None:
             return Share(1 / self.world, None if samples is None else samples * self.world, True)
         return Share(portion.samples / portion.total, None if samples is None else portion.total, portion.even)
 
-    def at_anchor(self, evaluate: Callable[[], Any], marker: Anchor, share: Share) -> tuple[Any, float]:
+    def at_anchor(self, evaluate: Callable[[], Any], whole: bool, share: Share) -> tuple[Any, float]:
         assert self._wrappers is not None
         self._averaged = False
         # Of an anchor in pieces, or of unequal shares, the sum over ranks is taken once, at the end.
-        if self._wrappers.reduces and marker.first and marker.last and share.even:
+        if self._wrappers.reduces and whole and share.even:
             self._wrappers.watch()
             with self.answering("the all-reduce of an anchor by DistributedDataParallel", _SURE_SIGNS):
                 loss = evaluate()
             self._averaged = self._wrappers.was_called()
             return loss, 1.0 if self._averaged else share.weight
-        with self._wrappers.silent():
+        with self._wrappers:
             return evaluate(), share.weight
 
     def reduce_anchor(self, v: Sequence[Tensor]) -> None:
@@ -178,15 +181,7 @@ class Workers(Alone):
         if not self._averaged:
             self._sum([bucket for part in v for bucket in part.split(BUCKET)], "the all-reduce of an anchor")
 
-    def at_small(self, evaluate: Callable[[], Any], share: Share) -> Any:
-        assert self._wrappers is not None
-        with self._wrappers.silent():
-            evaluated = evaluate()
-        self.average(evaluated.values, share)
-        return evaluated
-
     def average(self, values: Sequence[Tensor], share: Share) -> None:
-        """In place, each rank by its share."""
         values = [x for x in values if x.numel()]
         for x in values:
             x.mul_(share.weight)
@@ -194,20 +189,19 @@ class Workers(Alone):
         self._sum(values, "the all-reduce of a small step")
 
     def mean(self, value: Tensor | float, share: Share) -> Tensor:
-        told = torch.as_tensor(value, dtype=torch.float64).to(self.device).reshape(1) * share.weight
+        number = torch.as_tensor(value, dtype=torch.float64).to(self.device).reshape(1) * share.weight
         self.traffic.control += 8
-        self._sum([told], "the exchange of losses")
-        return told.reshape(())
+        self._sum([number], "the exchange of losses")
+        return number.reshape(())
 
     def verify(self, facts: Callable[[], Sequence[Fact]]) -> None:
-        held = facts()
-        words = [torch.as_tensor(fact.value, dtype=torch.int64).to(self.device) for fact in held]
-        mine = torch.stack(words)
-        told = [torch.empty_like(mine) for _ in range(self.world)]
+        mine = facts()
+        words = torch.stack([torch.as_tensor(fact.value, dtype=torch.int64).to(self.device) for fact in mine])
+        answers = [torch.empty_like(words) for _ in range(self.world)]
         with self.answering("the check that ranks agree"):
-            dist.all_gather(told, mine, group=self.group)
-        self.traffic.control += mine.numel() * 8
-        compare(held, torch.stack(told).tolist())
+            dist.all_gather(answers, words, group=self.group)
+        self.traffic.control += words.numel() * 8
+        compare(mine, torch.stack(answers).tolist())
 
     def check_can_pass(self, anchor_share: float) -> None:
         if anchor_share and self.world > 1:
@@ -216,18 +210,8 @@ class Workers(Alone):
                 "it is neither saved nor loaded on several; save after that, where optimizer.anchor_share is 0"
             )
 
-    def apart(self, look: Callable[[], None]) -> None:
-        if self.world == 1:
-            look()
-
-    def together(self, look: Callable[[], None]) -> None:
-        if self.world > 1:
-            look()
-
-    def without_clock(self, sparse: bool | str) -> bool | str:
-        return "auto" if sparse is True and self.world > 1 else sparse
-
     def _sum(self, tensors: Sequence[Tensor], what: str) -> None:
+        """All-reduce in place."""
         with self.answering(what):
             works = [dist.all_reduce(t, group=self.group, async_op=True) for t in tensors]
             for work in works:
@@ -265,11 +249,6 @@ def _is_of_the_network(error: RuntimeError, signs: Sequence[str]) -> bool:
     return any(sign in text for sign in signs)
 
 
-def portion_of(anchor: Any) -> Portion | None:
-    """This rank's part of a batch, where what the loader said of it has one."""
-    return anchor if isinstance(anchor, Portion) else getattr(anchor, "portion", None)
-
-
 def as_workers(process_group: Group) -> Alone:
     """What `process_group=` means: None is this process alone, "world" all processes."""
     if process_group is None:
@@ -285,53 +264,3 @@ def as_workers(process_group: Group) -> Alone:
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError(f"process_group = {process_group!r} must be a ProcessGroup, 'world', or None")
     return Workers(group)
-
-
-def join(timeout: timedelta | None = None) -> torch.device:
-    """Join the processes that torchrun started: by NCCL with a GPU for each, else by gloo. Returns this one's device.
-
-    It is `init_process_group`, but works after a restart too: torchrun's workers share the store of its agent, where
-    they would find the addresses of those that were there before (pytorch issue 135712).
-    """
-    told = [int(os.environ.get(n, 0)) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
-    rank, world, local_rank, local_world = told
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if attempt and shared and local_world == world:  # on one machine, all know the same attempt
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        agents = dist.TCPStore(address, port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
-        store = dist.PrefixStore(f"attempt {attempt}", agents)  # pyright: ignore[reportPrivateImportUsage]
-        dist.init_process_group(backend, store=store, timeout=timeout, rank=rank, world_size=world)
-    else:
-        dist.init_process_group(backend, timeout=timeout)
-    return device
-
-
-def leave() -> None:
-    """Leave the group: the counterpart of `join`, at the end of a program, after the function that used the group.
-
-    gloo's threads live as long as anything refers to the group, such as an optimizer or a wrapped model, whatever
-    `destroy_process_group` does; and one that waits for Python while Python shuts down aborts the process. So what is
-    held by reference cycles alone is collected here. Threads that other things keep alive get a moment to finish, which
-    is a guess.
-    """
-    if dist.is_available() and dist.is_initialized():
-        gc.collect()
-        dist.destroy_process_group()
-        time.sleep(0.05)
-
-
-def broadcast(model: nn.Module, process_group: Group = "world") -> None:
-    """Make the parameters and buffers of `model` on every rank those of rank 0."""
-    workers = as_workers(process_group)
-    if isinstance(workers, Workers):
-        with torch.no_grad(), workers.answering("the broadcast of a model"):
-            for tensor in [*model.parameters(), *model.buffers()]:
-                held = tensor.contiguous()
-                dist.broadcast(held, group=workers.group, group_src=0)
-                if held is not tensor:
-                    tensor.copy_(held)

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from spidersilk.checks import check_positive_int
+from spidersilk.loop.datasets import count_samples
 from spidersilk.loop.lengths import InnerLength, as_inner_length
-from spidersilk.loop.loader import AnchorLoader, count_samples
+from spidersilk.loop.loader import AnchorLoader
 from spidersilk.operator.sparsity import captured_energy, entropy
+from spidersilk.sparse.optimizers import SparseSGD
 from spidersilk.theory.planner import variance_factor
 from spidersilk.theory.trials import Source, Trial, compare, undisturbed
 from spidersilk.variance.errors import DivergenceError
-from spidersilk.variance.optimizers import SVRG, SparseSGD, SparseSVRG
+from spidersilk.variance.optimizers import SVRG, SparseSVRG
 
 GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 WORTH = 0.8

@@ -9,7 +9,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spidersilk.checks import Count, check_choice, check_positive_int, resolve_counts
+from spidersilk.checks import check_choice, check_positive_int
+from spidersilk.loop.step_size import theorem_1_step
+from spidersilk.operator.counts import Count, resolve_counts
 
 METHODS = ("recursive", "anchored", "selected")
 
@@ -167,15 +169,6 @@ def selected(
         )
     stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, "selected")
     return _svrg("selected", "Theorem 4", problem, k1 + k2, b, inner_steps, 1 / b, capture, stable)
-
-
-def theorem_1_step(k2: int, d: int, inner_steps: float) -> float:
-    """Theorem 1's step size times the smoothness constant: eta L = sqrt(k2 / (6 d m)).
-
-    >>> round(theorem_1_step(5, 100, 10), 3)
-    0.029
-    """
-    return math.sqrt(k2 / (6 * d * inner_steps))
 
 
 def theorem_2_inner_steps(anchor: int, small: int, density: float) -> int:

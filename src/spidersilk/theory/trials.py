@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
+from spidersilk.sparse.optimizers import SparseAdamW, SparseSGD
 from spidersilk.variance.errors import DivergenceError
-from spidersilk.variance.optimizers import SVRG, SparseAdamW, SparseSGD, SparseSVRG, SpiderBoost, VarianceReduced
+from spidersilk.variance.optimizers import SVRG, SparseSVRG, SpiderBoost
+from spidersilk.variance.variance_reduced import VarianceReduced
 
 FACTORS = (0.5, 1.0, 2.0)
 """Each method is tried with these multiples of lr, for half of the budget; the best one goes on, with a second seed."""

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spidersilk.kernels.backends import Ops
+from spidersilk.kernels.interface import Kernels
 from spidersilk.operator.selection import Selection
 from spidersilk.variance.flat import Slab
-from spidersilk.variance.two_point import capturing
+from spidersilk.variance.graph import capturing
 
 
 @dataclass
@@ -44,10 +44,10 @@ class CompactBase:
     M^2.
     """
 
-    def __init__(self, base: Optimizer, slabs: Sequence[Slab], full_state: bool, ops: Ops):
+    def __init__(self, base: Optimizer, slabs: Sequence[Slab], full_state: bool, kernels: Kernels):
         self.base = base
         self.slabs = list(slabs)
-        self.ops = ops
+        self.kernels = kernels
         self.full_state = full_state
         self.twin: Optimizer = object.__new__(type(base))
         self.twin.__dict__.update(base.__dict__)
@@ -75,8 +75,8 @@ class CompactBase:
             if part.key not in old:
                 state = self._gather(part, *self._base_state(part))
             elif self.full_state:
-                before, held = old[part.key]
-                state = self._gather(part, held, before.param)
+                before, state_before = old[part.key]
+                state = self._gather(part, state_before, before.param)
             else:
                 state = self._carry(*old[part.key], part, memories[part.slab])
             if state:
@@ -108,12 +108,12 @@ class CompactBase:
         """
         for part in self._parts:
             slab = self.slabs[part.slab]
-            own = [p.detach() for p in slab.params]
-            part.param.data = self.ops.gather(own, slab.sizes, part.indices, slab.dtype)
+            values_of_x = [p.detach() for p in slab.params]
+            part.param.data = self.kernels.gather(values_of_x, slab.sizes, part.indices, slab.dtype)
             gradient = values[part.slab] if part.places is None else values[part.slab][part.places]
             part.param.grad = gradient if frozen is None else torch.where(frozen.to(gradient.device), 0, gradient)
-        for group, own in zip(self.twin.param_groups, self.base.param_groups, strict=True):
-            group.update((name, value) for name, value in own.items() if name != "params")
+        for group, of_base in zip(self.twin.param_groups, self.base.param_groups, strict=True):
+            group.update((name, value) for name, value in of_base.items() if name != "params")
         before = None if frozen is None else [part.param.detach().clone() for part in self._parts]
         self.twin.step()
         for number, part in enumerate(self._parts):
@@ -121,7 +121,7 @@ class CompactBase:
             if before is not None and frozen is not None:
                 moved = torch.where(frozen.to(moved.device), before[number], moved)
             slab = self.slabs[part.slab]
-            self.ops.scatter([p.detach() for p in slab.params], slab.sizes, part.indices, moved)
+            self.kernels.scatter([p.detach() for p in slab.params], slab.sizes, part.indices, moved)
             part.param.grad = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,14 +166,14 @@ class CompactBase:
         parts = []
         for group, start, stop in slab.spans:
             places = None if len(slab.spans) == 1 else torch.nonzero((indices >= start) & (indices < stop)).squeeze(1)
-            own = indices if places is None else indices[places]
-            param = nn.Parameter(torch.empty(own.numel(), dtype=slab.dtype, device=slab.device))
-            parts.append(_Part(number, group, start, own, places, param))
+            of_group = indices if places is None else indices[places]
+            param = nn.Parameter(torch.empty(of_group.numel(), dtype=slab.dtype, device=slab.device))
+            parts.append(_Part(number, group, start, of_group, places, param))
         return parts
 
     def _params_of(self, part: _Part) -> list[Tensor]:
-        own = {id(p) for p in self.base.param_groups[part.group]["params"]}
-        return [p for p in self.slabs[part.slab].params if id(p) in own]
+        in_group = {id(p) for p in self.base.param_groups[part.group]["params"]}
+        return [p for p in self.slabs[part.slab].params if id(p) in in_group]
 
     def _base_state(self, part: _Part) -> tuple[dict[str, Any], Tensor]:
         """The base's state of one parameter of the group, and that parameter; all must have the same step count."""
@@ -198,8 +198,8 @@ class CompactBase:
         params = self._params_of(part)
         flat, views = self._flat.get((*part.key, name), (None, []))
         if flat is None or any(self.base.state[p].get(name) is not v for p, v in zip(params, views, strict=True)):
-            held = [self.base.state[p].get(name, torch.zeros_like(p)) for p in params]
-            flat = torch.cat([tensor.reshape(-1) for tensor in held])
+            states = [self.base.state[p].get(name, torch.zeros_like(p)) for p in params]
+            flat = torch.cat([tensor.reshape(-1) for tensor in states])
             pieces = flat.split([p.numel() for p in params])
             views = [piece.view(p.shape) for piece, p in zip(pieces, params, strict=True)]
             for p, view in zip(params, views, strict=True):

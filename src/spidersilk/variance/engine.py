@@ -1,84 +1,81 @@
-"""The vectors of a method and what a step does to them. Who counts steps and evaluates closures is elsewhere."""
+"""The engine of a method: the vectors that are built at the first step, and what each step does to them.
+
+Who counts steps is `loop/counter.py`; how a closure is evaluated at two points is `two_point.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
-from spidersilk.checks import resolve_counts
-from spidersilk.kernels.backends import Ops
-from spidersilk.operator.selection import RTop, Selection, draw_over
+from spidersilk.kernels.interface import Flag, Kernels, Update
+from spidersilk.kernels.plain import PLAIN, all_finite
+from spidersilk.loop.step_size import theorem_1_step
+from spidersilk.operator.counts import resolve_counts
+from spidersilk.operator.selection import Selection, Selector
 from spidersilk.operator.stream import Stream
-from spidersilk.theory.planner import theorem_1_step
-from spidersilk.variance import estimators, memory
+from spidersilk.variance import memory
+from spidersilk.variance.backprop import Capture, Wanted
 from spidersilk.variance.compact import CompactBase
 from spidersilk.variance.flat import make_slabs
-from spidersilk.variance.moving import move_all, move_selected, plain_steps
-from spidersilk.variance.two_point import capturing
+from spidersilk.variance.graph import capturing
+from spidersilk.variance.method import Method
+from spidersilk.variance.moving import move_all, move_selected
+from spidersilk.variance.two_point import Closure, TwoPoint
 from spidersilk.variance.vectors import Vectors
 
-CHANGED = (
-    "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "
-    "that, so make a new optimizer"
-)
+Selections = list[Selection] | list[None]
+"""One for each slab; None where the method is dense."""
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What makes a method; `VarianceReduced` describes each."""
-
-    reference: str | None
-    scaling: str
-    move: str
-    choose: str
-    anchor_move: str
-    sparsity: RTop | None
-    max_norm: float | None
-
-    def settings(self) -> dict[str, Any]:
-        """What must be equal for a saved state to fit."""
-        told = asdict(self)
-        del told["max_norm"]
-        if self.sparsity is not None and self.sparsity.groups is None:
-            del told["sparsity"]["groups"]  # as in states that were saved before there were groups
-        return told
+class Evaluated(NamedTuple):
+    loss: Any  # what the closure returned at the current point
+    before: Any  # and at the reference point, None without one
+    values: list[Tensor]  # for each slab the difference of the gradients (or the gradient) on its selection
 
 
-class Mechanics:
+class Engine:
     """v, M, the reference point and the selection of one method over one set of parameters."""
 
     def __init__(
         self,
         base: Optimizer,
         state: MutableMapping[Tensor, dict[str, Tensor]],
-        choices: Choices,
+        method: Method,
         stream: Stream,
-        ops: Ops,
+        kernels: Kernels,
+        model: nn.Module | None,
+        sparse_backward: bool,
     ):
-        self.base, self.choices, self.stream, self.ops = base, choices, stream, ops
+        self.base, self.method, self.kernels = base, method, kernels
+        self.estimator, self.sparsity = method.estimator, method.sparsity
         self.slabs = make_slabs(base.param_groups)
         self.d = sum(slab.d for slab in self.slabs)
-        selected = choices.move == "selected"
         self.vectors = Vectors(
             self.slabs,
             state,
-            estimate=not (selected and choices.reference is None),
-            anchor_estimate=choices.reference == "anchor" and not selected,  # selected: v is v_anchor, never updated
-            memory=choices.sparsity is not None,
-            reference=choices.reference is not None,
+            estimate=method.keeps_estimate,
+            anchor_estimate=method.keeps_anchor_estimate,
+            memory=method.sparsity is not None,
+            reference=self.estimator.point is not None,
         )
-        shapes = [p.shape for slab in self.slabs for p in slab.params]
-        self.rows = choices.sparsity.layout(shapes, self.slabs[0].device) if choices.sparsity is not None else None
-        self.compact = CompactBase(base, self.slabs, choices.anchor_move == "all", ops) if selected else None
-        if ops.draws_on_device:
-            stream.counter(self.slabs[0].device)  # now: a graph that is being captured could not make it
+        self.points = TwoPoint(self.vectors.params, model)
+        self.sparse_backward = sparse_backward
+        self.selector: Selector | None = None
+        if method.sparsity is not None:
+            shapes = [([p.shape for p in slab.params], slab.device) for slab in self.slabs]
+            self.selector = Selector(method.sparsity, shapes, stream, kernels)
+        full_state = method.anchor_move == "all"
+        self.compact = CompactBase(base, self.slabs, full_state, kernels) if method.moves_selected else None
         self.selections: list[Selection] | None = None
-        self._hint: Any = None  # of the backend, on M as its last update left it
+        # An estimator without a fused form, and a dense one, run in plain torch on every backend.
+        fused = self.estimator.fused is not None and method.sparsity is not None
+        self._advance = kernels.advance if fused else PLAIN.advance
+        self._rescales = method.scaling == "unbiased"
+        self._wanted: tuple[Selections, list[Wanted]] = [], []
 
     # An anchor.
 
@@ -89,142 +86,194 @@ class Mechanics:
 
     def begin_loop(self, frozen: Tensor | None) -> None:
         """v is the anchor's gradient: remember where, start M if it is due, and make the first move (line 9)."""
-        vectors, choices = self.vectors, self.choices
+        vectors, method = self.vectors, self.method
         vectors.mark_point()
         vectors.mark_anchor()
         self.selections = None
-        if choices.sparsity is not None:
-            if not vectors.has_memory or choices.sparsity.memory_reset or choices.move == "selected":
+        if self.selector is not None:
+            if not vectors.has_memory or self.selector.sparsity.memory_reset or method.moves_selected:
                 vectors.start_memory()
-                self._hint = None
-            if choices.anchor_move == "selected":
-                selections = self._draw(choices.sparsity)
-                self._move_selected([s.gather(v) for s, v in zip(selections, vectors.v, strict=True)], frozen)
-        if choices.anchor_move == "all":
-            move_all(self.base, self.slabs, vectors.v, choices.max_norm, frozen)
+                self.selector.hint = None
+            if method.anchor_move == "selected":
+                pairs = zip(self.select(), vectors.v, strict=True)
+                self._move_selected([s.gather(v) for s, v in pairs if s is not None], frozen)
+        if method.anchor_move == "all":
+            self._move_all(frozen)
         vectors.forget_estimate()
 
     # A small step.
 
-    def select(self) -> list[Selection | None]:
-        """The selections of this step, one for each slab; None where the method is dense."""
-        if self.choices.sparsity is None:
+    def select(self) -> Selections:
+        """The selections of this step (M alone decides them)."""
+        if self.selector is None:
             return [None] * len(self.slabs)
-        if capturing() and self.choices.choose == "anchor":
+        if self.method.choose == "anchor" and self.slabs[0].device.type == "cuda" and capturing():
             raise RuntimeError(
                 "choose = 'anchor' in the capture of a CUDA graph: the graph would go on with this loop's selection, "
                 "whose memory the next anchor frees; use choose='step' there"
             )
-        if self.selections is None or self.choices.choose == "step":
-            self._draw(self.choices.sparsity)
-        return list(self.selections or [])
-
-    def _draw(self, sparsity: RTop) -> list[Selection]:
-        memories = self.vectors.memory
-        self.selections = draw_over(self.slabs, memories, sparsity, self.stream, self.ops, self._hint, self.rows)
-        if self.compact is not None:
-            self.compact.enter(self.selections, self.vectors.memory)
+        if self.selections is None or self.method.choose == "step":
+            self.selections = self.selector.draw(self.vectors.memory)
+            if self.compact is not None:
+                self.compact.enter(self.selections, self.vectors.memory)
         return self.selections
 
-    def advance(
-        self, values: list[Tensor], selections: list[Selection | None], flag: tuple[Tensor, int] | None
-    ) -> bool | None:
-        """All of a small step after its gradients in one pass over the vectors, where the backend can.
+    def evaluate(self, closure: Closure, selections: Selections) -> Evaluated:
+        """The difference of gradients at the current point and at the reference, on the selections (line 10)."""
+        two_points = self.estimator.point is not None
+        loss = before = None
+        if self.sparse_backward and all(s is not None and s.picked is not None for s in selections):
+            evaluated = self._evaluate_rows(closure, selections)
+            if evaluated is not None:
+                return evaluated
+            loss = self.points.at_current_again(closure)
+        else:
+            loss = self.points.at_current(closure, two_points)
+        values = self._read(selections)
+        if two_points:
+            before = self.points.at_reference(closure, self.vectors.points)
+            for here, there in zip(values, self._read(selections), strict=True):
+                here.sub_(there)
+        return Evaluated(loss, before, values)
 
-        Returns whether v is finite; if it is not, x is as it was. None: it cannot be done so, and nothing has been.
-        With a `flag`, of a device and with the mark of this step, it is the flag that tells, and True comes back.
-        """
-        choices, vectors, selection = self.choices, self.vectors, selections[0]
-        if not hasattr(self.ops, "advance") or choices.move != "all" or choices.sparsity is None or len(self.slabs) > 1:
-            return None
-        assert selection is not None
-        ops: Any = self.ops
-        refreshes = choices.reference == "anchor" and choices.scaling == "refresh"
-        form = {"previous": "recursive", None: "fresh"}.get(choices.reference, "refresh" if refreshes else "anchored")
-        anchor = vectors.v_anchor[0] if choices.reference == "anchor" else None
-        scale = selection.scale if choices.scaling == "unbiased" else 1.0
-        given = form, vectors.v[0], anchor, vectors.memory[0], selection.top, selection.random, values[0], scale
-        decay = choices.sparsity.memory_decay
-        rates = None if choices.max_norm is not None else plain_steps(self.base, self.slabs)
-        if choices.reference == "previous":
-            vectors.mark_point()
-        if ops.draws_on_device:
-            flag, told = flag or (torch.zeros(1, dtype=torch.int64, device=values[0].device), 1 << 32), flag is not None
-            ops.advance(*given, decay, *flag)
-            for p in vectors.params:
-                p.grad = None  # that of the closure: its memory is needed below
-            if rates is None or len(set(rates)) > 1:
-                move_all(self.base, self.slabs, vectors.v, choices.max_norm, flag[0][0] != 0)
-                return told or not bool(flag[0])
-            params, sizes = [p.detach() for p in vectors.params], self.slabs[0].sizes
-            for p, g in zip(vectors.params, ops.move(params, sizes, vectors.v[0], rates[0], flag[0]), strict=True):
-                p.grad = g
-            return told or not bool(flag[0])
-        if rates is None:
-            finite, self._hint = ops.advance(*given, decay)
-            if finite:
-                move_all(self.base, self.slabs, vectors.v, choices.max_norm, None)
-            return finite
-        gradients = [torch.empty_like(p) for p in vectors.params]
-        finite, self._hint = ops.advance_and_move(*given, decay, [p.detach() for p in vectors.params], rates, gradients)
-        if finite:
-            for p, g in zip(vectors.params, gradients, strict=True):
-                p.grad = g
-        return finite
+    def _read(self, selections: Selections) -> list[Tensor]:
+        """The gradients that a closure left, on the selections, in tensors of our own."""
+        return [
+            slab.flatten([p.grad for p in slab.params])
+            if selection is None
+            else self.kernels.gather([p.grad for p in slab.params], slab.sizes, selection.indices, slab.dtype)
+            for slab, selection in zip(self.slabs, selections, strict=True)
+        ]
 
-    def estimate(self, values: list[Tensor], selections: list[Selection | None]) -> list[Tensor]:
-        """The new v: all of it, or, where only the selected move, its k values there (line 11)."""
-        vectors, choices, ops = self.vectors, self.choices, self.ops
+    def _evaluate_rows(self, closure: Closure, selections: Selections) -> Evaluated | None:
+        """The same by layer rules that compute the selected rows alone; None if the closure spoils that."""
+        chosen, wanted = self._wanted
+        if len(chosen) != len(selections) or any(a is not b for a, b in zip(chosen, selections, strict=True)):
+            pairs = zip(self.slabs, selections, strict=True)
+            wanted = [Wanted(slab.params, s.top, s.random) for slab, s in pairs if s is not None]
+            self._wanted = selections, wanted
+        capture = Capture(wanted, self.kernels)
+        loss, before = self.points.at_current(closure, True, capture), None
+        if self.estimator.point is not None and not capture.spoiled:
+            before = self.points.at_reference(closure, self.vectors.points, capture)
+        if not capture.spoiled:
+            return Evaluated(loss, before, capture.values())
+        self.sparse_backward = False
+        return None
+
+    def advance(self, values: list[Tensor], selections: Selections, flag: Flag | None) -> bool:
+        """v (line 11), M (line 12) and x (line 9). Returns whether v is finite; if it is not, x is as it was."""
         if self.compact is not None:
-            v_anchors = vectors.v if choices.reference == "anchor" else [None] * len(values)
-            parts = zip(v_anchors, values, self.selections or [], strict=True)
-            return [estimators.selected(v, value, selection) for v, value, selection in parts]
-        for number, (v, value, selection) in enumerate(zip(vectors.v, values, selections, strict=True)):
-            if choices.reference == "previous":
-                estimators.recursive(v, value, selection, choices.scaling, ops)
-            elif choices.reference == "anchor":
-                estimators.anchored(v, vectors.v_anchor[number], value, selection, choices.scaling, ops)
-            else:
-                estimators.fresh(v, value, selection, choices.scaling, ops)
-        return vectors.v
-
-    def take(self, estimates: list[Tensor], frozen: Tensor | None) -> None:
-        """Take the step: M (line 12), the reference point, and a move of x (line 9)."""
-        self._remember(estimates)
-        if self.compact is not None:
-            self._move_selected(estimates, frozen)
-            for p in self.vectors.params:
-                p.grad = None
-            return
-        if self.choices.reference == "previous":
+            estimates = self.estimate(values, selections)
+            if not all_finite(estimates, flag):
+                return False
+            self.take(estimates, selections, flag)
+            return True
+        rates = self._plain_rates() if len(self.slabs) == 1 else None
+        if self.estimator.point == "previous":
             self.vectors.mark_point()
-        move_all(self.base, self.slabs, self.vectors.v, self.choices.max_norm, frozen)
+        outcomes = [self._advance(update) for update in self._updates(values, selections, flag, rates)]
+        if not all(outcome.finite for outcome in outcomes):
+            return False
+        if self.selector is not None:
+            self.selector.hint = outcomes[0].hint if len(outcomes) == 1 else None
+        if outcomes[0].gradients is None:
+            self._move_all(None if flag is None else flag.raised[0] != 0)
+        else:
+            for p, gradient in zip(self.vectors.params, outcomes[0].gradients, strict=True):
+                p.grad = gradient
+        return True
 
-    def _remember(self, estimates: list[Tensor]) -> None:
-        """M, on all coordinates or on those that are fresh; not where nobody looks at it before an anchor renews it."""
-        if self.choices.sparsity is None or (self.compact is not None and self.choices.choose == "anchor"):
+    def _updates(
+        self, values: list[Tensor], selections: Selections, flag: Flag | None, rates: list[float] | None = None
+    ) -> list[Update]:
+        vectors = self.vectors
+        return [
+            Update(
+                vectors.v[number],
+                value,
+                self._formula,
+                self.estimator.fused,
+                vectors.v_anchor[number] if vectors.v_anchor else None,
+                vectors.memory[number] if vectors.memory else None,
+                None if selection is None else selection.indices,
+                0 if selection is None else selection.top.numel(),
+                selection.scale if selection is not None and self._rescales else 1.0,
+                self.sparsity.memory_decay if self.sparsity is not None else 0.0,
+                self.slabs[number].params,
+                rates,
+                flag,
+            )
+            for number, (value, selection) in enumerate(zip(values, selections, strict=True))
+        ]
+
+    def _formula(self, update: Update) -> None:
+        self.estimator.formula(update)
+        memory.update(update)
+
+    # The same in two halves, for who wants to look at v before it is taken.
+
+    def estimate(self, values: list[Tensor], selections: Selections) -> list[Tensor]:
+        """The new v: all of it, or, where only the selected move, its k values there (line 11)."""
+        if self.compact is None:
+            for update in self._updates(values, selections, None):
+                self.estimator.formula(update)
+            return self.vectors.v
+        assert self.estimator.on_selection is not None
+        v_anchors = self.vectors.v if self.estimator.point == "anchor" else [None] * len(values)
+        parts = zip(v_anchors, values, self.selections or [], strict=True)
+        return [self.estimator.on_selection(v, value, selection) for v, value, selection in parts]
+
+    def take(self, estimates: list[Tensor], selections: Selections, flag: Flag | None) -> None:
+        """M (line 12), the reference point, and a move of x (line 9)."""
+        frozen = None if flag is None else flag.raised[0] != 0
+        if self.selector is not None:
+            self.selector.hint = None
+        if self.compact is None:
+            for update in self._updates(estimates, selections, None):
+                memory.update(update)
+            if self.estimator.point == "previous":
+                self.vectors.mark_point()
+            self._move_all(frozen)
             return
-        decay = self.choices.sparsity.memory_decay
-        self._hint = None
-        for number, (m, v) in enumerate(zip(self.vectors.memory, estimates, strict=True)):
-            if self.compact is None:
-                memory.update(m, v, decay, self.ops)
-            else:
-                assert self.selections is not None
-                memory.update_selected(m, self.selections[number], v, decay, self.ops)
+        if self.sparsity is not None and self.method.choose == "step":  # else an anchor renews M before its next use
+            for m, selection, v in zip(self.vectors.memory, self.selections or [], estimates, strict=True):
+                memory.update_selected(m, selection, v, self.sparsity.memory_decay)
+        self._move_selected(estimates, frozen)
+        for p in self.vectors.params:
+            p.grad = None
+
+    # Moving x.
+
+    def _plain_rates(self) -> list[float] | None:
+        """The step size of each parameter, where the base does x := x - lr g and nothing else; else None."""
+        base, params = self.base, self.vectors.params
+        if self.method.max_norm is not None or type(base) is not SGD or hasattr(base.step, "_wrapped_by_lr_sched"):
+            return None
+        if base._optimizer_step_pre_hooks or base._optimizer_step_post_hooks:
+            return None
+        for group in base.param_groups:
+            unlike_plain = ("momentum", "weight_decay", "maximize", "differentiable")
+            if any(group.get(name) for name in unlike_plain) or isinstance(group["lr"], Tensor):
+                return None
+        rates = {id(p): float(group["lr"]) for group in base.param_groups for p in group["params"]}
+        return [rates[id(p)] for p in params] if all(p.is_contiguous() for p in params) else None
+
+    def _move_all(self, frozen: Tensor | None) -> None:
+        move_all(self.base, self.slabs, self.vectors.v, self.method.max_norm, frozen)
 
     def _move_selected(self, values: list[Tensor], frozen: Tensor | None) -> None:
         assert self.compact is not None
         assert self.selections is not None
         if not self.compact.entered:
             self.compact.enter(self.selections, self.vectors.memory)
-        move_selected(self.compact, values, self.choices.max_norm, frozen)
+        move_selected(self.compact, values, self.method.max_norm, frozen)
 
     def theorem_1_step(self, length: float) -> float:
         """Theorem 1's step size times L, for an inner loop of that length."""
-        sparsity, k2 = self.choices.sparsity, self.d
-        if sparsity is not None and not sparsity.per_tensor:
-            k2 = resolve_counts(sparsity.k1, sparsity.k2, self.d)[1]
+        k2 = self.d
+        if self.sparsity is not None and not self.sparsity.per_tensor:
+            k2 = resolve_counts(self.sparsity.k1, self.sparsity.k2, self.d)[1]
         return theorem_1_step(max(k2, 1), self.d, length)
 
     # Saving and loading.
@@ -240,8 +289,9 @@ class Mechanics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.vectors.load_state_dict(state["vectors"])
-        self._hint = None
         self.selections = None
+        if self.selector is not None:
+            self.selector.hint = None
         if state["selections"] is not None:
             pairs = zip(state["selections"], self.slabs, strict=True)
             self.selections = [Selection.from_state_dict(saved, slab.device) for saved, slab in pairs]

@@ -19,7 +19,7 @@ class DivergenceError(RuntimeError):
         step_times_smoothness: float,
         smoothness: float | None,
     ):
-        self._told = (step, inner_step, norms, lr, step_times_smoothness, smoothness)
+        self._arguments = (step, inner_step, norms, lr, step_times_smoothness, smoothness)
         self.step, self.inner_step, self.norms, self.lr = step, inner_step, norms, lr
         self.theorem_1_lr = step_times_smoothness / smoothness if smoothness else None
         where = "an anchor" if inner_step == 0 else f"small step {inner_step} after its anchor"
@@ -34,4 +34,4 @@ class DivergenceError(RuntimeError):
         )
 
     def __reduce__(self) -> tuple:
-        return type(self), self._told  # so that it can cross to another process
+        return type(self), self._arguments  # so that it can cross to another process

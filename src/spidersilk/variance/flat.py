@@ -65,10 +65,10 @@ class Slab:
         return views
 
     def _by_storage(self) -> dict[int, list[Tensor]]:
-        found: dict[int, list[Tensor]] = defaultdict(list)
+        sharing: dict[int, list[Tensor]] = defaultdict(list)
         for p in self.params:
-            found[p.untyped_storage().data_ptr()].append(p)
-        return found
+            sharing[p.untyped_storage().data_ptr()].append(p)
+        return sharing
 
     def flatten(self, tensors: Iterable[Tensor | None]) -> Tensor:
         """A new vector with the entries of `tensors`, one for each parameter; None counts as zeros."""
@@ -100,19 +100,19 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 def make_slabs(param_groups: Sequence[dict[str, Any]]) -> list[Slab]:
     """One slab for each device and dtype of the parameters that require a gradient."""
-    found: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[int]]] = defaultdict(lambda: ([], []))
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[int]]] = defaultdict(lambda: ([], []))
     for number, group in enumerate(param_groups):
         for p in group["params"]:
             if p.requires_grad:
-                params, groups = found[p.device, p.dtype]
+                params, groups = alike[p.device, p.dtype]
                 params.append(p)
                 groups.append(number)
-    if not found:
+    if not alike:
         raise ValueError("no parameter requires a gradient: unfreeze at least one, or leave the optimizer out")
-    for device, dtype in found:
+    for device, dtype in alike:
         if not dtype.is_floating_point:
             raise ValueError(f"parameters of {dtype} on {device}: only real floating-point parameters can be selected")
-    return [Slab(params, groups) for params, groups in found.values()]
+    return [Slab(params, groups) for params, groups in alike.values()]
 
 
 def _is_dense(p: Tensor) -> bool:

@@ -13,21 +13,21 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spidersilk.checks import check_same_settings
-from spidersilk.kernels import backends as dispatch
-from spidersilk.loop.lengths import Anchor
-from spidersilk.operator.selection import RTop
-from spidersilk.operator.sparsity import QueryCounter
+from spidersilk.kernels import backends
+from spidersilk.loop.batches import Anchor
+from spidersilk.loop.counter import CountsLoops, LoopCounter
+from spidersilk.loop.step_size import theorem_1_step
+from spidersilk.operator.settings import RTop, Scaling
 from spidersilk.operator.stream import Stream, fresh_seed
-from spidersilk.parallel.workers import Group
-from spidersilk.theory.planner import theorem_1_step
+from spidersilk.parallel.workers import Alone, Group
 from spidersilk.variance.errors import DivergenceError
 from spidersilk.variance.flat import Slab, make_slabs
-from spidersilk.variance.lazy_rows import LaggingRows
-from spidersilk.variance.method import check_choices
+from spidersilk.variance.lazy_rows import LazyRows
+from spidersilk.variance.method import Choose, Method
 from spidersilk.variance.two_point import Closure, TwoPoint
 
 
-class LazySVRG(Optimizer):
+class LazySVRG(CountsLoops, Optimizer):
     """`SparseSVRG(groups="rows")` with plain SGD, for models that are mostly embedding tables: the same x, less time.
 
     Tables are the `nn.Embedding` and `nn.EmbeddingBag` modules of `model` with sparse=True; other parameters are moved
@@ -46,8 +46,8 @@ class LazySVRG(Optimizer):
         k2: float = 0.05,
         memory_decay: float = 0.5,
         memory_reset: bool = False,
-        scaling: str = "unbiased",
-        choose: str = "step",
+        scaling: Scaling = "unbiased",
+        choose: Choose = "step",
         per_tensor: bool = False,
         backend: str = "auto",
         generator: torch.Generator | None = None,
@@ -61,21 +61,17 @@ class LazySVRG(Optimizer):
         if not 0 <= float(lr) < float("inf"):
             raise ValueError(f"lr = {lr} must be a finite number of at least 0: 0.1 is a common start")
         self.sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor, groups="rows")
-        check_choices("anchor", "all", choose, "all", self.sparsity)
+        Method("anchor", "all", choose, "all", self.sparsity)
         if scaling == "refresh":
             raise ValueError("scaling = 'refresh' changes rows that no batch touched: use SparseSVRG for it")
         super().__init__([p for p in model.parameters() if p.requires_grad], {"lr": lr})
         self.choose = choose
-        self.steps = self.anchors = 0
-        self.inner_step = -1  # the last update's place in its loop; -1 if an anchor must come
-        self.anchor_share = 0.0  # how much of an anchor in pieces has come, 0 outside of one
-        self._queries = QueryCounter()
         self._stream = Stream(fresh_seed(generator))
+        self._loop = LoopCounter(None, self._stream)
         self._slab = _one_slab(self.param_groups)
-        self._rows = LaggingRows(
-            self._slab, self.sparsity, dispatch.find(backend, [(self._slab.device, self._slab.dtype)])
-        )
-        self._points = TwoPoint(self._slab.params)
+        kernels = backends.find(backend, [(self._slab.device, self._slab.dtype)])
+        self._rows = LazyRows(self._slab, self.sparsity, kernels)
+        self._points = TwoPoint(self._slab.params, model)
         self._has_memory = self._has_selection = self._closed = False
         self._handles = [h for module in model.modules() if _is_table(module) for h in self._watch(module)]
 
@@ -107,18 +103,9 @@ class LazySVRG(Optimizer):
         return self._slab.d
 
     @property
-    def gradient_queries(self) -> float:
-        """Queries so far in the paper's accounting; nan if a step did not say its number of samples."""
-        return self._queries.total
-
-    @property
     def evaluating(self) -> str | None:
         """Which point the closure is being evaluated at: "current" or "reference"; None outside of it."""
         return self._points.evaluating
-
-    def next_is_anchor(self, anchor: bool | Anchor) -> bool:
-        """What the next step is, given what will be passed to it as `anchor`."""
-        return bool(anchor)
 
     @torch.no_grad()
     def flush(self) -> None:
@@ -148,29 +135,20 @@ class LazySVRG(Optimizer):
             raise RuntimeError("this LazySVRG is closed, its tables are not watched: make a new one")
         if not isinstance(anchor, bool | Anchor):
             raise ValueError(f"anchor = {anchor!r} must be True, False, or what an AnchorLoader of fixed loops yields")
-        if anchor:
-            return self._anchor_step(closure, Anchor() if isinstance(anchor, bool) else anchor, samples)
-        if self.anchor_share:
-            raise RuntimeError(f"a small step after {self.anchor_share:.0%} of an anchor: give its other pieces first")
-        if self.inner_step < 0:
-            raise RuntimeError("a small step before any anchor: v is not set, so give an anchor first (anchor=True)")
-        return self._small_step(closure, samples)
+        batch = self._loop.read(anchor, samples, ALONE)
+        if batch.kind == "small":
+            return self._small_step(closure, samples)
+        return self._anchor_step(closure, batch.piece, samples)
 
-    def _anchor_step(self, closure: Closure, marker: Anchor, samples: int | None) -> Any:
-        share = marker.weight + (0.0 if marker.first else self.anchor_share)
-        if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
-            raise RuntimeError(f"the pieces of an anchor make up {share:.0%} of it: give each once, in order")
-        if marker.first:
+    def _anchor_step(self, closure: Closure, piece: Anchor, samples: int | None) -> Any:
+        self._loop.begin_piece(piece)
+        if piece.first:
             self._rows.flush()
+        self._loop.inner_step = -1
         loss = self._points.at_current(closure)
-        self._rows.accumulate(marker.weight, marker.first)
-        self._queries.add(samples, 1, 1.0)
-        self.anchor_share, self.inner_step = share, -1
-        if not marker.last:
-            return loss
-        self.anchor_share = 0.0
-        self.anchors += 1
-        if marker.idle:
+        self._rows.accumulate(piece.weight, piece.first)
+        self._loop.end_piece(piece, samples)
+        if not piece.last or piece.idle:
             return loss
         if not self._rows.is_finite():
             raise self._divergence(0)
@@ -185,10 +163,11 @@ class LazySVRG(Optimizer):
             rows.draw(self._stream.next())
             self._has_selection = True
         loss = self._points.at_current(closure, then_reference=True)
-        current = [None if g is None else g.clone() for g in self._slab.gradients()]  # the closure may use them again
+        current = [None if p.grad is None else p.grad.clone() for p in self._slab.params]  # may be used again
         self._points.at_reference(closure, rows.points)
-        touched = [rows.difference(i, *g) for i, g in enumerate(zip(current, self._slab.gradients(), strict=True))]
-        self._queries.add(samples, 2, rows.density)
+        pairs = zip(current, [p.grad for p in self._slab.params], strict=True)
+        touched = [rows.difference(number, *pair) for number, pair in enumerate(pairs)]
+        self._loop.count(samples, 2, rows.density)
         if not rows.advance(touched, self._lr()):
             raise self._divergence(self.inner_step + 1)
         self._done(self.inner_step + 1)
@@ -198,15 +177,15 @@ class LazySVRG(Optimizer):
         return float(self.param_groups[0]["lr"])
 
     def _done(self, inner_step: int) -> None:
-        self.inner_step = inner_step
-        self.steps += 1
+        self._loop.done(inner_step)
         for p in self._slab.params:
             p.grad = None
 
     def _divergence(self, inner_step: int) -> DivergenceError:
         self.flush()
         norms = {"x": self._slab.flatten(p.detach() for p in self._slab.params), "v": self._rows.v}
-        self.inner_step, self._has_memory = -1, False
+        self._loop.start_anew()
+        self._has_memory = False
         allowed = theorem_1_step(max(1, round(self.sparsity.k2 * self.d)), self.d, inner_step + 1)
         sizes = {name: float(value.double().norm()) for name, value in norms.items()}
         return DivergenceError(self.steps, inner_step, sizes, [self._lr()], allowed, None)
@@ -216,7 +195,8 @@ class LazySVRG(Optimizer):
     def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """All that the next step needs beside the model's own state."""
         self.flush()
-        counters = {name: getattr(self, name) for name in _COUNTERS} | {"queries": self._queries.total}
+        flags = {"_has_memory": self._has_memory, "_has_selection": self._has_selection}
+        counters = self._loop.state_dict() | flags
         groups = [{name: value for name, value in g.items() if name != "params"} for g in self.param_groups]
         return {
             "settings": self._settings(),
@@ -233,9 +213,9 @@ class LazySVRG(Optimizer):
             raise ValueError(f"not a state of LazySVRG: it has {', '.join(state_dict)} and no settings")
         check_same_settings(self._settings(), state_dict["settings"], "construct the same one")
         self._stream.load_state_dict(state_dict["stream"])
-        self._queries.total = state_dict["counters"]["queries"]
-        for name in _COUNTERS:
-            setattr(self, name, state_dict["counters"][name])
+        counters = state_dict["counters"]
+        self._loop.load_state_dict(counters)
+        self._has_memory, self._has_selection = counters["_has_memory"], counters["_has_selection"]
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)
         self._rows.load_state_dict(state_dict["rows"])
@@ -248,7 +228,7 @@ class LazySVRG(Optimizer):
         return {"sparsity": vars(self.sparsity), "choose": self.choose, "shapes": shapes}
 
 
-_COUNTERS = ("steps", "anchors", "inner_step", "anchor_share", "_has_memory", "_has_selection")
+ALONE = Alone()
 
 
 def _is_table(module: nn.Module) -> bool:

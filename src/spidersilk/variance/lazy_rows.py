@@ -7,21 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spidersilk.kernels import backends as dispatch
+from spidersilk.kernels.interface import Kernels
+from spidersilk.operator.counts import counts_within
 from spidersilk.operator.groups import RowLayout
-from spidersilk.operator.selection import RTop, counts_within
+from spidersilk.operator.settings import RTop
 from spidersilk.operator.stream import mix
 from spidersilk.variance.flat import Slab
 
 
-class LaggingRows:
+class LazyRows:
     """x, v_anchor and the anchor point as rows, the sums of M over each, and how far each row of x has moved.
 
     `clock` is the sum of step sizes since the last `flush`, `paid` what it was when a row was last brought up to date.
     """
 
-    def __init__(self, slab: Slab, sparsity: RTop, ops: dispatch.Ops):
-        self.slab, self.sparsity, self.ops = slab, sparsity, ops
+    def __init__(self, slab: Slab, sparsity: RTop, kernels: Kernels):
+        self.slab, self.sparsity, self.kernels = slab, sparsity, kernels
         layout = RowLayout([p.shape for p in slab.params], slab.device, sparsity.per_tensor)
         self.shapes = layout.shapes
         self.classes = layout.classes
@@ -97,7 +98,7 @@ class LaggingRows:
     def draw(self, seed: int) -> None:
         """Select rows by the sums of M; what is kept of it is how much a difference on each row counts."""
         for number, (g1, g2) in enumerate(self.counts):
-            top, random = self.ops.select(self.sums[number], g1, g2, mix(seed, number), None)
+            top, random = self.kernels.select(self.sums[number], g1, g2, mix(seed, number))
             weights = self.weights[number].zero_().index_fill_(0, top, 1.0)
             scaled = g2 > 0 and self.sparsity.scaling == "unbiased"
             weights.index_fill_(0, random, (weights.numel() - g1) / g2 if scaled else 1.0)
@@ -109,13 +110,13 @@ class LaggingRows:
             zeros = torch.zeros((), dtype=self.v.dtype, device=self.v.device).expand(shape)
             pair = [zeros if g is None else g.to_dense().reshape(shape) for g in (current, before)]
             return self._every[number], pair[0] - pair[1]
-        found = [(sign, g) for sign, g in ((1, current), (-1, before)) if g is not None]
-        if any(not g.is_sparse for _, g in found):
+        gradients = [(sign, g) for sign, g in ((1, current), (-1, before)) if g is not None]
+        if any(not g.is_sparse for _, g in gradients):
             raise RuntimeError(
                 "a table has a dense gradient: it is used other than by its lookup, so construct it with sparse=False"
             )
-        indices = torch.cat([self._every[number][:0], *(g._indices()[0] for _, g in found)])
-        values = torch.cat([self.v[:0].view(0, shape[1]), *(g._values() * sign for sign, g in found)])
+        indices = torch.cat([self._every[number][:0], *(g._indices()[0] for _, g in gradients)])
+        values = torch.cat([self.v[:0].view(0, shape[1]), *(g._values() * sign for sign, g in gradients)])
         both = torch.sparse_coo_tensor(indices[None], values, shape, check_invariants=False).coalesce()
         return both.indices()[0], both.values()
 
@@ -151,8 +152,8 @@ class LaggingRows:
         self.v.copy_(state["v"])
         self.slab.spread(state["points"].to(self.v.device), self.points)
         for name in ("sums", "drift", "weights"):
-            for own, saved in zip(getattr(self, name), state[name], strict=True):
-                own.copy_(saved)
+            for values, saved in zip(getattr(self, name), state[name], strict=True):
+                values.copy_(saved)
 
 
 def _pieces(places: list[tuple[int, int]], values: Tensor) -> list[tuple[int, Tensor]]:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spidersilk.operator import sparsity as diagnostics
+from spidersilk.operator import sparsity
 from spidersilk.operator.selection import Selection
+from spidersilk.variance.method import Method
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,15 @@ class Measures:
         if not self._memory:
             return float("nan")
         device = self._memory[0].device
-        return diagnostics.entropy(torch.cat([m.detach().to(device, torch.float64) for m in self._memory]))
+        return sparsity.entropy(torch.cat([m.detach().to(device, torch.float64) for m in self._memory]))
 
 
 class Meter:
     """Makes `Measures`, and keeps the variance that a recursive v has gathered since its anchor."""
 
-    def __init__(self, recursive: bool, scaling: str, moves_selected: bool, independent: bool):
-        self.recursive, self.scaling, self.moves_selected = recursive, scaling, moves_selected
-        self.independent = independent  # the errors of successive steps, so that their variances add up
+    def __init__(self, method: Method):
+        self.recursive, self.scaling, self.moves_selected = method.is_recursive, method.scaling, method.moves_selected
+        self.independent = method.errors_are_independent  # so that their variances add up
         self.gathered = 0.0
         self.changes: list[float] = []  # of the loss since the anchor, as each small step saw it
 

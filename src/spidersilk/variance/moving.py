@@ -7,24 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from spidersilk.variance.compact import CompactBase
 from spidersilk.variance.flat import Slab
-from spidersilk.variance.method import moves_by_gradient_alone
-
-
-def plain_steps(base: Optimizer, slabs: Sequence[Slab]) -> list[float] | None:
-    """The step size of each parameter, where the base does x := x - lr g and nothing else; else None."""
-    if not moves_by_gradient_alone(base) or hasattr(base.step, "_wrapped_by_lr_sched"):
-        return None
-    if base._optimizer_step_pre_hooks or base._optimizer_step_post_hooks:
-        return None
-    if any(g.get("maximize") or g.get("differentiable") or isinstance(g["lr"], Tensor) for g in base.param_groups):
-        return None
-    rates = {id(p): float(g["lr"]) for g in base.param_groups for p in g["params"]}
-    params = [p for slab in slabs for p in slab.params]
-    return [rates[id(p)] for p in params] if all(p.is_contiguous() for p in params) else None
 
 
 def move_all(
@@ -42,7 +28,7 @@ def move_all(
     for p in params:
         assert p.grad is not None
         p.grad.copy_(torch.where(frozen.to(p.device), 0, p.grad))
-    before = None if moves_by_gradient_alone(base) else [p.clone() for p in params]
+    before = None if _moves_by_gradient_alone(base) else [p.clone() for p in params]
     base.step()
     for p, old in zip(params, before or [], strict=False):
         p.copy_(torch.where(frozen.to(p.device), old, p))
@@ -54,3 +40,8 @@ def move_selected(compact: CompactBase, values: list[Tensor], max_norm: float | 
         share = (max_norm / (get_total_norm(values) + 1e-6)).clamp(max=1.0)
         values = [x * share.to(x.device, x.dtype) for x in values]
     compact.step(values, frozen)
+
+
+def _moves_by_gradient_alone(base: Optimizer) -> bool:
+    """Whether a zero gradient leaves x as it is, bit for bit: plain SGD."""
+    return type(base) is SGD and all(g["momentum"] == 0 and g["weight_decay"] == 0 for g in base.param_groups)

@@ -5,80 +5,82 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from spidersilk.variance.backprop import Capture
 from spidersilk.variance.buffers import BufferGuard
-
-if TYPE_CHECKING:
-    from spidersilk.variance.backprop import Capture
+from spidersilk.variance.graph import capturing
 
 Closure = Callable[[], Any]
+Point = Literal["current", "reference"]
 
 
 class TwoPoint:
     """Runs a closure at the current point and then, on equal terms, at a reference point.
 
     `evaluating` is "current" or "reference" while the closure runs, else None. After either call the gradients are in
-    `p.grad`, where they belong to the caller of the closure: copy what is to stay.
+    `p.grad`, where they belong to the caller of the closure: copy what is to stay. `model`: whose buffers to guard;
+    without one they are searched for.
     """
 
-    def __init__(self, params: Sequence[Tensor]):
+    def __init__(self, params: Sequence[Tensor], model: nn.Module | None = None):
         self.params = list(params)
-        self.evaluating: str | None = None
+        self.evaluating: Point | None = None
+        self._model = model
         self._devices = sorted({p.device.index or 0 for p in self.params if p.is_cuda})
         self._randomness: list[Tensor] = []
         self._draws: bool | None = None  # whether the closure was seen to draw random numbers on a CUDA device
         self._buffers: BufferGuard | None = None
         self._seen_values = False
 
-    def at_current(
-        self, closure: Closure, then_reference: bool = False, capture: Capture | None = None, notice: bool = True
-    ) -> Any:
+    def at_current(self, closure: Closure, then_reference: bool = False, capture: Capture | None = None) -> Any:
         """Evaluate at the parameters as they are; remember what `at_reference` needs if it is to follow.
 
-        With a `capture`, gradients go there as well as to `p.grad`. `notice`: look for modules not seen before.
+        With a `capture`, gradients go there as well as to `p.grad`.
         """
         if not then_reference:
             return self._run(closure, "current", capture)
         if self._buffers is None:
-            self._buffers = BufferGuard(self.params)
-        if capturing() and self._draws is not False:
+            self._buffers = BufferGuard(self.params, self._model)
+        if self._devices and capturing() and self._draws is not False:
             raise RuntimeError(
                 "a two-point step within the capture of a CUDA graph: its random numbers cannot be replayed there; "
                 "use a model without dropout and the like, and run a small step before the capture, which shows it"
             )
-        self._randomness = self._random_state()
-        with self._buffers.at_current(notice):
+        self._randomness = self._swap_random_state()
+        with self._buffers.at_current():
             return self._run(closure, "current", capture)
 
-    def at_current_again(self, closure: Closure, then_reference: bool = False) -> Any:
+    def at_current_again(self, closure: Closure) -> Any:
         """Evaluate as the last `at_current` with `then_reference` did; randomness and buffers stay as it left them."""
-        return self._replay(closure, [p.data for p in self.params], "current", None)
+        return self.at_reference(closure, [p.data for p in self.params], point="current")
 
-    def at_reference(self, closure: Closure, points: Sequence[Tensor], capture: Capture | None = None) -> Any:
+    def at_reference(
+        self,
+        closure: Closure,
+        points: Sequence[Tensor],
+        capture: Capture | None = None,
+        point: Point = "reference",
+    ) -> Any:
         """Evaluate with the values of `points`, and the randomness and buffers that the last `at_current` began with.
 
         Parameters, buffers and random state are afterwards as before, also if the closure raises.
         """
-        return self._replay(closure, points, "reference", capture)
-
-    def _replay(self, closure: Closure, points: Sequence[Tensor], point: str, capture: Capture | None) -> Any:
         assert self._buffers is not None
-        after = self._random_state()
-        if not capturing():
+        after = self._swap_random_state(self._randomness)
+        if len(after) > 1:
             pairs = zip(after[1:], self._randomness[1:], strict=True)
             self._draws = bool(self._draws) or not all(torch.equal(a, b) for a, b in pairs)
-        self._set_random_state(self._randomness)
         try:
             with swapped(self.params, points), self._buffers.at_reference():
                 return self._run(closure, point, capture)
         finally:
-            self._set_random_state(after)
+            self._swap_random_state(after)
 
-    def _run(self, closure: Closure, point: str, capture: Capture | None) -> Any:
+    def _run(self, closure: Closure, point: Point, capture: Capture | None) -> Any:
         for p in self.params:
             p.grad = None
         versions = [p._version for p in self.params]
@@ -106,33 +108,27 @@ class TwoPoint:
         self._seen_values = True
         return loss
 
-    def _random_state(self) -> list[Tensor]:
-        devices = [] if capturing() else self._devices  # there the devices draw nothing: see `at_current`
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(i) for i in devices)]
-
-    def _set_random_state(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        if len(states) == 1:
-            return
-        for index, state in zip(self._devices, states[1:], strict=True):
+    def _swap_random_state(self, new: Sequence[Tensor] = ()) -> list[Tensor]:
+        """The random state, of the CPU and of each device in use; then it is `new`, if that is given."""
+        devices = [] if not self._devices or capturing() else self._devices  # see `at_current` for a capture
+        old = [torch.get_rng_state(), *(torch.cuda.get_rng_state(i) for i in devices)]
+        if new:
+            torch.set_rng_state(new[0])
+        for index, state in zip(devices, new[1:], strict=False):
             torch.cuda.set_rng_state(state, index)
-
-
-def capturing() -> bool:
-    """Whether a CUDA graph is being captured."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return old
 
 
 @contextmanager
 def swapped(params: Sequence[Tensor], points: Sequence[Tensor]) -> Iterator[None]:
     """Let `params` show the values of `points` for a while, by exchanging storage: no value is copied."""
-    own = [p.data for p in params]
+    values = [p.data for p in params]
     for p, point in zip(params, points, strict=True):
         p.data = point
     try:
         yield
     finally:
-        for p, data in zip(params, own, strict=True):
+        for p, data in zip(params, values, strict=True):
             p.data = data
 
 

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from spidersilk.checks import check_choice, check_same_settings, resolve_counts
-from spidersilk.kernels import backends as dispatch
-from spidersilk.loop.lengths import Adaptive, Anchor, InnerLength, Portion, Small, as_inner_length
-from spidersilk.operator.selection import RTop, Selection
-from spidersilk.operator.sparsity import QueryCounter
-from spidersilk.operator.stream import Stream, mix
-from spidersilk.parallel.agreement import facts_of
-from spidersilk.parallel.workers import Group, Share, Traffic, as_workers
-from spidersilk.variance.backprop.evaluate import Evaluator
-from spidersilk.variance.divergence import Guard, Secants
-from spidersilk.variance.engine import CHANGED, Choices, Mechanics
+from spidersilk.checks import check_choice, check_same_settings
+from spidersilk.kernels import backends
+from spidersilk.kernels.plain import all_finite
+from spidersilk.loop.batches import Batch, IsAnchor
+from spidersilk.loop.counter import CountsLoops, LoopCounter
+from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
+from spidersilk.operator.selection import Selection
+from spidersilk.operator.settings import RTop
+from spidersilk.operator.stream import Stream
+from spidersilk.parallel.workers import Group, Traffic, as_workers
+from spidersilk.variance.agreement import facts_of
+from spidersilk.variance.divergence import DeviceFlag
+from spidersilk.variance.engine import Engine
 from spidersilk.variance.errors import DivergenceError
 from spidersilk.variance.flat import make_slabs
-from spidersilk.variance.measures import Measures, Meter
-from spidersilk.variance.method import check_adaptive, check_base, check_choices, errors_are_independent
-from spidersilk.variance.two_point import Closure, TwoPoint, capturing, loss_of
+from spidersilk.variance.graph import capturing
+from spidersilk.variance.measures import Measures
+from spidersilk.variance.method import Choose, Method, Move, check_base
+from spidersilk.variance.smoothness import Secants
+from spidersilk.variance.two_point import Closure, Point
+from spidersilk.variance.watch import Watch
+
+CHANGED = (
+    "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "
+    "that, so make a new optimizer"
+)
 
 
-class VarianceReduced(Optimizer):
+class VarianceReduced(CountsLoops, Optimizer):
     """Gives any `torch.optim` optimizer a variance-reduced, optionally sparse, gradient estimate to step with.
 
     base_optimizer: what moves the parameters: SGD for the paper's algorithms, momentum, AdamW, a fused one.
     reference: what a small step's gradient is compared with: the "previous" iterate, the "anchor" point, or None (no
-        difference: one evaluation instead of two).
+        difference: one evaluation instead of two); or the name of an estimator that was registered.
     sparsity: `RTop(k1, k2, ...)`, or None for the dense method.
     move: "all" coordinates of v move x, or only the "selected" ones, which are fresh and never rescaled.
     choose: draw the selection at every "step" or once per "anchor".
@@ -44,8 +53,10 @@ class VarianceReduced(Optimizer):
         which ends a loop when v has become too noisy (`Adaptive(...)` sets how noisy).
     max_norm: clips the v that moves x to this norm; the running estimate stays as it is. Do not clip inside the
         closure: it would spoil the differences.
-    sparse_backward: whether small steps compute the selected gradient entries alone where a layer has a rule for it;
-        "auto" does so for whole rows of large weights on a CPU, True where the clock shows a gain, "always" always.
+    sparse_backward: whether small steps compute the selected rows of a gradient alone, where whole rows are selected
+        and a layer has a rule for it (docs/backprop.md).
+    model: the module that holds the parameters. Its buffers (BatchNorm's statistics) are kept the same for both
+        evaluations of a small step; without it the modules around the parameters are searched for.
     generator: seeds the selections, once; torch's default one if None.
     process_group: a ProcessGroup of ranks that train together, or "world" (docs/distributed.md).
 
@@ -58,53 +69,45 @@ class VarianceReduced(Optimizer):
         base_optimizer: Optimizer,
         reference: str | None = "anchor",
         *,
-        move: str = "all",
-        choose: str = "step",
-        anchor_move: str = "all",
+        move: Move = "all",
+        choose: Choose = "step",
+        anchor_move: Move = "all",
         sparsity: RTop | None = None,
         inner_steps: int | str | InnerLength | None = None,
         max_norm: float | None = None,
         backend: str = "auto",
-        sparse_backward: bool | str = "auto",
+        sparse_backward: bool = False,
+        model: nn.Module | None = None,
         generator: torch.Generator | None = None,
         process_group: Group = None,
     ):
-        check_choice("sparse_backward", sparse_backward, (True, False, "auto", "always"))
-        check_base(base_optimizer, move, anchor_move)
-        self.scaling = check_choices(reference, move, choose, anchor_move, sparsity)
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(f"max_norm = {max_norm} must be positive: None turns clipping off")
+        check_choice("sparse_backward", sparse_backward, (True, False))
+        self.method = Method(reference, move, choose, anchor_move, sparsity, max_norm)
+        check_base(base_optimizer, self.method)
         length = None if inner_steps is None else as_inner_length(inner_steps)
         if isinstance(length, Adaptive):
-            check_adaptive(reference, self.scaling, choose, sparsity)
+            self.method.check_adaptive()
         super().__init__(base_optimizer.param_groups, {})
         self.base = base_optimizer
         self.defaults = base_optimizer.defaults
-        self.reference, self.move, self.choose, self.anchor_move = reference, move, choose, anchor_move
-        self.sparsity, self.max_norm, self.sparse_backward = sparsity, max_norm, sparse_backward
-        self._choices = Choices(reference, self.scaling, move, choose, anchor_move, sparsity, max_norm)
-        self.inner_length = length
-        self.steps = 0  # updates done
-        self.anchors = 0  # anchors done
-        self.inner_step = -1  # the last update's place in its loop, 0 for the anchor's; -1 if an anchor must come
-        self.loop_length = 0  # of the loop under way, where the optimizer counts by itself
-        self.anchor_share = 0.0  # how much of an anchor in pieces has come, 0 outside of one
-        self.anchor_samples: int | None = 0  # of the last anchor, None if a step did not say
-        self._queries = QueryCounter()
-        self._ops = dispatch.find(backend, [(slab.device, slab.dtype) for slab in make_slabs(self.param_groups)])
+        self._kernels = backends.find(backend, [(s.device, s.dtype) for s in make_slabs(self.param_groups)])
         self._workers = as_workers(process_group)
         self._stream = Stream(self._workers.seed(generator))
-        self._work: Mechanics | None = None  # laid out at the first step
+        self._loop = LoopCounter(length, self._stream)
+        self._sparse_backward, self._model = sparse_backward, model
+        self._engine: Engine | None = None  # built at the first step
+        self._flag: DeviceFlag | None = None  # with it, on CUDA
         self._secants = Secants()
-        independent = errors_are_independent(self.scaling, choose, sparsity)
-        self._meter = Meter(reference == "previous", self.scaling, move == "selected", independent)
-        self._hooks: dict[int, Callable[[Measures], None]] = OrderedDict()
-        self._longest_loop = 1
-        d = self.d
-        if sparsity is not None and not sparsity.per_tensor:
-            resolve_counts(sparsity.k1, sparsity.k2, d)
+        self._watch = Watch(self.method, self._divergence)
+        self.method.check_counts(self.d)
 
     # What a user asks.
+
+    reference = property(lambda self: self.method.reference)
+    sparsity = property(lambda self: self.method.sparsity)
+    scaling = property(lambda self: self.method.scaling)
+    move = property(lambda self: self.method.move)
+    max_norm = property(lambda self: self.method.max_norm)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -123,33 +126,18 @@ class VarianceReduced(Optimizer):
     @property
     def d(self) -> int:
         """The number of coordinates: the entries of all parameters that require a gradient."""
-        return sum(slab.d for slab in make_slabs(self.param_groups)) if self._work is None else self._work.d
+        return sum(slab.d for slab in make_slabs(self.param_groups)) if self._engine is None else self._engine.d
 
     @property
-    def evaluating(self) -> str | None:
+    def evaluating(self) -> Point | None:
         """Which point the closure is being evaluated at: "current" or "reference"; None outside of it."""
-        return None if self._work is None else self._points.evaluating
-
-    @property
-    def gradient_queries(self) -> float:
-        """Queries so far in the paper's accounting; nan if a step did not say its number of samples."""
-        return self._queries.total
+        return None if self._engine is None else self._engine.points.evaluating
 
     @property
     def selection(self) -> Selection | list[Selection] | None:
         """The selection in use: one, or a list where the parameters are of several devices or dtypes."""
-        selections = None if self._work is None else self._work.selections
+        selections = None if self._engine is None else self._engine.selections
         return selections if selections is None or len(selections) > 1 else selections[0]
-
-    def next_is_anchor(self, anchor: bool | Anchor | Small | Portion | None = None) -> bool:
-        """Whether the next step is an anchor, given what will be passed to it as `anchor`."""
-        if anchor is not None:
-            return bool(anchor)
-        if self.inner_length is None:
-            raise ValueError(
-                "anchor = None needs inner_steps: pass anchor=True or False, or construct with inner_steps"
-            )
-        return self.inner_step < 0 or self.inner_step + 1 >= self.loop_length
 
     @property
     def smoothness(self) -> float | None:
@@ -158,8 +146,8 @@ class VarianceReduced(Optimizer):
 
     def register_measures_hook(self, hook: Callable[[Measures], None]) -> RemovableHandle:
         """Call `hook(measures)` at each small step, with what the step can tell of itself; off by default, and free."""
-        handle = RemovableHandle(self._hooks)
-        self._hooks[handle.id] = hook
+        handle = RemovableHandle(self._watch.hooks)
+        self._watch.hooks[handle.id] = hook
         return handle
 
     @property
@@ -169,17 +157,19 @@ class VarianceReduced(Optimizer):
 
     def check_agreement(self) -> None:
         """Raise DisagreementError on every rank if one differs; to be called on all of them. Anchors do so anyway."""
-        self._workers.verify(lambda: facts_of(self))
+        engine, settings = self._built(), [self._settings(), self.max_norm]
+        args = engine, self._loop, self._stream, self.param_groups, settings, bool(self._watch.hooks)
+        self._workers.verify(lambda: facts_of(*args))
 
     def check(self) -> None:
         """Wait for the device and raise DivergenceError if v was not finite at any step so far."""
-        if self._work is not None:
-            self._guard.wait()
+        if self._flag is not None:
+            self._flag.wait()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not hasattr(self, "base"):  # torch's constructor registers the base's own groups through this method
             super().add_param_group(param_group)
-        elif self._work is not None:
+        elif self._engine is not None:
             raise RuntimeError(CHANGED)
         else:
             self.base.add_param_group(param_group)
@@ -188,7 +178,7 @@ class VarianceReduced(Optimizer):
 
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Closure, anchor: bool | Anchor | Small | Portion | None = None, samples: int | None = None
+        self, closure: Closure, anchor: IsAnchor = None, samples: int | None = None
     ) -> Any:
         """One update; returns the closure's loss at the current point.
 
@@ -197,173 +187,105 @@ class VarianceReduced(Optimizer):
         """
         if not callable(closure):
             raise ValueError(f"closure = {closure!r} must be a function that computes the loss and calls backward()")
-        if samples is not None and samples < 0:
-            raise ValueError(f"samples = {samples} must be at least 0: it is the number of samples of the batch")
-        marker = self._marker(anchor)
-        work = self._prepared()
-        self._workers.attach(work.vectors.params)
-        self._workers.apart(self._guard.poll)
-        share = self._workers.share(anchor, samples)
-        samples = share.samples  # on all ranks together
-        if marker is not None:
-            return self._anchor_step(work, closure, marker, share)
-        if self.anchor_share:
-            raise RuntimeError(f"a small step after {self.anchor_share:.0%} of an anchor: give its other pieces first")
-        if self.inner_step < 0:
-            raise RuntimeError("a small step before any anchor: v is not set, so give an anchor first (anchor=True)")
-        if isinstance(anchor, Small):
-            check_adaptive(self.reference, self.scaling, self.choose, self.sparsity)
-            anchor.seen = True
-        if anchor is None and isinstance(self.inner_length, Adaptive):
-            if not samples or self.anchor_samples is None:
-                raise ValueError("inner_steps = 'auto' weighs batches by their size: pass samples= to each step")
-            anchor = Small(self.inner_length, samples, self.anchor_samples, lambda: None)
-        small = anchor if isinstance(anchor, Small) else None
-        try:
-            return self._small_step(work, closure, share, small)
-        except DivergenceError:
-            if small is not None:
-                small.end_loop()
-            raise
+        engine = self._built()
+        if self._flag is not None and self._workers.world == 1:
+            self._flag.poll()
+        batch = self._loop.read(anchor, samples, self._workers)
+        return (self._anchor_step if batch.kind == "anchor" else self._small_step)(engine, closure, batch)
 
-    def _marker(self, anchor: bool | Anchor | Small | Portion | None) -> Anchor | None:
-        if isinstance(anchor, Anchor):
-            return anchor
-        if isinstance(anchor, Small | Portion):
-            return None
-        if anchor is not None and not isinstance(anchor, bool):
-            raise ValueError(f"anchor = {anchor!r} must be True, False, None, or what an AnchorLoader yields")
-        if not self.next_is_anchor(anchor):
-            return None
-        return Anchor(idle=anchor is None and self._next_length() == 0)
-
-    def _next_length(self) -> int:
-        """Of the loop that the next anchor begins, where the optimizer counts by itself; an adaptive one has no end."""
-        if self.inner_length is None:
-            return 0
-        if isinstance(self.inner_length, Adaptive):
-            return self.inner_length.ceiling or _ENDLESS
-        return self.inner_length.length(mix(self._stream.seed, _LENGTHS), self.anchors)
-
-    def _anchor_step(self, work: Mechanics, closure: Closure, marker: Anchor, at: Share) -> Any:
+    def _anchor_step(self, engine: Engine, closure: Closure, batch: Batch) -> Any:
         """v := gradient of a large batch, or of the pieces that make it up (lines 5-6); the first move (line 9)."""
-        if marker.first:
-            self.anchor_share, self.anchor_samples = 0.0, 0
-            self._workers.together(self._guard.wait)  # when a device tells of a bad step differs between ranks
+        loop, piece = self._loop, batch.piece
+        loop.begin_piece(piece)
+        if piece.first:
+            if self._flag is not None and self._workers.world > 1:
+                self._flag.wait()  # when a device tells of a bad step differs between ranks
             self.check_agreement()
-        share = self.anchor_share + marker.weight
-        if share > 1 + 1e-6 or (marker.last and share < 1 - 1e-6):
-            raise RuntimeError(f"the pieces of an anchor make up {share:.0%} of it: give each once, in order")
-        work.prepare_anchor()
-        loss, weight = self._workers.at_anchor(lambda: self._points.at_current(closure), marker, at)
-        work.vectors.accumulate(marker.weight * weight, marker.first)
-        self._queries.add(at.samples, 1, 1.0)
-        self.anchor_share = share
-        known = None not in (at.samples, self.anchor_samples)
-        self.anchor_samples = (self.anchor_samples or 0) + (at.samples or 0) if known else None
-        if not marker.last:
+        engine.prepare_anchor()
+        whole = piece.first and piece.last
+        loss, weight = self._workers.at_anchor(lambda: engine.points.at_current(closure), whole, batch.share)
+        engine.vectors.accumulate(piece.weight * weight, piece.first)
+        loop.end_piece(piece, batch.share.samples)
+        if not piece.last or piece.idle:
             return loss
-        self.anchor_share, self.loop_length = 0.0, self._next_length()
-        self.anchors += 1
-        self.inner_step = -1
-        if marker.idle:
-            return loss
-        self._workers.reduce_anchor(work.vectors.v)
-        self._meter.restart()
-        work.begin_loop(self._guard.watch(work.vectors.v, self.steps, 0))
-        self._done(0)
+        self._workers.reduce_anchor(engine.vectors.v)
+        self._watch.meter.restart()
+        flag = None if self._flag is None else self._flag.at(loop.steps, 0)
+        if not all_finite(engine.vectors.v, flag):
+            raise self._divergence(loop.steps, 0)
+        engine.begin_loop(None if flag is None else flag.raised[0] != 0)
+        loop.done(0)
+        if self._flag is not None:
+            self._flag.report()
         return loss
 
-    def _small_step(self, work: Mechanics, closure: Closure, share: Share, small: Small | None) -> Any:
+    def _small_step(self, engine: Engine, closure: Closure, batch: Batch) -> Any:
         """v from a small batch at two points (lines 10-11), M (line 12), and a move (line 9)."""
-        inner_step = self.inner_step + 1
-        selections = work.select()  # M alone decides it, so it is drawn before any gradient is known
-        evaluate = lambda: self._evaluator.evaluate(closure, selections)  # noqa: E731
-        loss, before, values = self._workers.at_small(evaluate, share)
-        density = sum(x.numel() for x in values) / work.d
-        self._queries.add(share.samples, 1 if self.reference is None else 2, density)
-        if self.reference is not None and inner_step == 1 and not capturing():  # what a DivergenceError will tell of
-            self._secants.observe(values, work.vectors.distance())
-        watched = small is not None or bool(self._hooks)
-        finite = None if watched else work.advance(values, selections, self._guard.flag(self.steps, inner_step))
-        if finite is not None:
-            if not finite:
-                raise self._divergence(self.steps, inner_step)
-            self._guard.report()
-            self._done(inner_step)
-            return loss
-        estimates = work.estimate(values, selections)
-        frozen = self._guard.watch(estimates, self.steps, inner_step)
-        if small is not None or self._hooks:
-            where, size = (self.steps, inner_step), share.samples if small is None else small.samples
-            change = math.nan if before is None else self._workers.mean(loss_of(loss) - loss_of(before), share)
-            measures = self._meter.measure(where, values, selections, estimates, change, work.vectors.memory, size)
-            for hook in list(self._hooks.values()):
-                hook(measures)
-            recursive = self.reference == "previous"
-            if small is not None and recursive and not small.rule.is_safe(inner_step, measures.noise):
-                self._end_loop(small)
-                for p in work.vectors.params:
-                    p.grad = None  # v was not taken
-                return loss
-        work.take(estimates, frozen)
-        self._done(inner_step)
-        if small is not None:
-            price = small.anchor_samples / (2 * small.samples * density)
-            pays = self.reference == "previous" or small.rule.pays(self._meter.changes, price)
-            if not pays or small.rule.is_over(inner_step + 1, price):
-                self._end_loop(small)
-        return loss
+        loop, inner_step = self._loop, self._loop.inner_step + 1
+        if batch.adaptive is not None:
+            self.method.check_adaptive()
+            batch.adaptive.seen = True
+        selections = engine.select()  # M alone decides it, so it is drawn before any gradient is known
+        with self._workers.quiet:
+            evaluated = engine.evaluate(closure, selections)
+        values = evaluated.values
+        self._workers.average(values, batch.share)
+        density = sum(x.numel() for x in values) / engine.d
+        loop.count(batch.share.samples, 1 if engine.estimator.point is None else 2, density)
+        if inner_step == 1 and engine.vectors.points and not capturing():  # what a DivergenceError will tell of
+            self._secants.observe(values, engine.vectors.distance())
+        flag = None if self._flag is None else self._flag.at(loop.steps, inner_step)
+        if self._watch.hooks or batch.adaptive is not None:
+            self._watch.step(engine, evaluated, selections, batch, loop, self._workers, flag)
+        elif engine.advance(values, selections, flag):
+            loop.done(inner_step)
+        else:
+            raise self._divergence(loop.steps, inner_step)
+        if self._flag is not None:
+            self._flag.report()
+        return evaluated.loss
 
-    def _end_loop(self, small: Small) -> None:
-        """Let an anchor come next, and the loader know."""
-        self.loop_length = self.inner_step = -1
-        small.end_loop()
-
-    def _prepared(self) -> Mechanics:
-        """Lay out the flat vectors at the first step; later, see that the parameters are still the same."""
+    def _built(self) -> Engine:
+        """Built at the first step; later, see that the parameters are still the same."""
         trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        if self._work is None:
-            self._work = Mechanics(self.base, self.state, self._choices, self._stream, self._ops)
-            self._points = TwoPoint(self._work.vectors.params)
-            two_points = self.reference is not None
-            sparse = self._workers.without_clock(self.sparse_backward)
-            self._evaluator = Evaluator(self._points, self._work.vectors, self._ops, two_points, sparse)
-            self._guard = Guard([slab.device for slab in self._work.slabs], self._divergence)
+        if self._engine is None:
+            self._engine = Engine(
+                self.base, self.state, self.method, self._stream, self._kernels, self._model, self._sparse_backward
+            )
             self._trained = trained
+            self._workers.attach(self._engine.vectors.params)
+            on_cuda = [slab.device for slab in self._engine.slabs if slab.device.type == "cuda"]
+            self._flag = DeviceFlag(on_cuda[0], self._divergence) if on_cuda else None
         elif len(trained) != len(self._trained) or any(p is not q for p, q in zip(trained, self._trained, strict=True)):
             raise RuntimeError(CHANGED)
-        return self._work
-
-    def _done(self, inner_step: int) -> None:
-        self.inner_step = inner_step
-        self.steps += 1
-        self._longest_loop = max(self._longest_loop, inner_step + 1)
+        return self._engine
 
     def _divergence(self, step: int, inner_step: int) -> DivergenceError:
         """Describe what happened, and let the next step be an anchor that starts v and M anew."""
-        work = self._prepared()
-        norms = work.vectors.norms()
-        self.inner_step, self.anchor_share, work.vectors.has_memory = -1, 0.0, False
-        known = self.inner_length is not None and math.isfinite(self.inner_length.mean)
-        length = self.inner_length.mean if self.inner_length and known else max(inner_step + 1, self._longest_loop)
+        engine = self._built()
+        norms = engine.vectors.norms()
+        self._loop.start_anew()
+        engine.vectors.has_memory = False
         lr = [float(group["lr"]) for group in self.param_groups if "lr" in group]
-        return DivergenceError(step, inner_step, norms, lr, work.theorem_1_step(length), self._secants.largest())
+        allowed = engine.theorem_1_step(self._loop.mean_length(inner_step))
+        return DivergenceError(step, inner_step, norms, lr, allowed, self._secants.largest())
 
     # Saving and loading.
 
     def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """All that the next step needs; tensors are the optimizer's own, as with torch's optimizers."""
         self._workers.check_can_pass(self.anchor_share)
+        meter = self._watch.meter.state_dict() | {"smoothness": self.smoothness, "longest": self._loop.longest}
         state: dict[str, Any] = {
             "settings": self._settings(),
             "stream": self._stream.state_dict(),
-            "counters": {name: getattr(self, name) for name in _COUNTERS} | {"queries": self._queries.total},
-            "meter": self._meter.state_dict() | {"smoothness": self.smoothness, "longest": self._longest_loop},
+            "counters": self._loop.state_dict(),
+            "meter": meter,
         }
-        if self._work is not None:
-            self._workers.apart(self.check)
-            state |= self._work.state_dict()
+        if self._engine is not None:
+            if self._workers.world == 1:
+                self.check()
+            state |= self._engine.state_dict()
         return state | {"base": self.base.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -374,26 +296,21 @@ class VarianceReduced(Optimizer):
         self._workers.check_can_pass(state_dict["counters"]["anchor_share"])
         self.base.load_state_dict(state_dict["base"])
         self._stream.load_state_dict(state_dict["stream"])
-        self._queries.total = state_dict["counters"]["queries"]
-        self._meter.load_state_dict(state_dict["meter"])
-        self._secants, self._longest_loop = Secants(state_dict["meter"]["smoothness"]), state_dict["meter"]["longest"]
-        for name in _COUNTERS:
-            setattr(self, name, state_dict["counters"][name])
+        meter = state_dict["meter"]
+        self._watch.meter.load_state_dict(meter)
+        self._secants = Secants(meter["smoothness"])
+        self._loop.load_state_dict(state_dict["counters"] | {"longest": meter["longest"]})
         if "vectors" not in state_dict:
-            self._work = None  # saved before the first step
+            self._engine = None  # saved before the first step
         else:
-            self._prepared().load_state_dict(state_dict)
-            self._guard.reset()
+            self._built().load_state_dict(state_dict)
+            if self._flag is not None:
+                self._flag.reset()
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a VarianceReduced optimizer holds views of its parameters: save its state_dict() instead")
 
     def _settings(self) -> dict[str, Any]:
         sizes = [slab.sizes for slab in make_slabs(self.param_groups)]
-        own = {"base": type(self.base).__name__, "inner_steps": repr(self.inner_length), "sizes": sizes}
-        return self._choices.settings() | own
-
-
-_ENDLESS = 10**12  # updates
-_LENGTHS = 1  # the stream of loop lengths, apart from that of selections
-_COUNTERS = ("steps", "anchors", "inner_step", "loop_length", "anchor_share", "anchor_samples")
+        more = {"base": type(self.base).__name__, "inner_steps": repr(self._loop.length), "sizes": sizes}
+        return self.method.settings() | more

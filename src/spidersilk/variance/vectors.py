@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spidersilk.kernels.backends import Ops
-from spidersilk.operator.selection import Selection
 from spidersilk.variance import memory
 from spidersilk.variance.flat import Slab, copy_all
 
@@ -51,15 +49,6 @@ class Vectors:
             for p, view in zip(slab.params, slab.views(vector), strict=True):
                 self._state[p][name] = view
         return vectors
-
-    def read(self, selections: Sequence[Selection | None], ops: Ops) -> list[Tensor]:
-        """The gradients that a closure left, on the selections (None: all of them), in tensors of our own."""
-        return [
-            slab.flatten(slab.gradients())
-            if selection is None
-            else ops.gather(slab.gradients(), slab.sizes, selection.indices, slab.dtype)
-            for slab, selection in zip(self.slabs, selections, strict=True)
-        ]
 
     def accumulate(self, weight: float, first: bool) -> None:
         """v := weight g for the first piece of an anchor, v := v + weight g for the others, g what the closure left."""
@@ -112,8 +101,8 @@ class Vectors:
         flat = state["flat"]
         if not self.keeps_estimate:
             self.v = [slab.zeros() for slab in self.slabs] if "estimate" in flat else []
-        for name, own in (("estimate", self.v), ("anchor_estimate", self.v_anchor), ("memory", self.memory)):
-            for target, saved in zip(own, flat.get(name, []), strict=False):
+        for name, vectors in (("estimate", self.v), ("anchor_estimate", self.v_anchor), ("memory", self.memory)):
+            for target, saved in zip(vectors, flat.get(name, []), strict=False):
                 target.copy_(saved)
         for slab, saved in zip(self.slabs, flat.get("reference", []), strict=False):
             slab.spread(saved.to(slab.device), self._points_of(slab))

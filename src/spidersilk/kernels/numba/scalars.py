@@ -7,6 +7,7 @@ uint16 bits.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -29,20 +30,21 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled for each kind of argument when first called; without a cache where none can be kept."""
     options = {"nogil": True, "error_model": "numpy"}
     try:
-        kernel = numba.njit(cache=True, **options)(function)
+        kernel: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # numba found no folder to write to
         return numba.njit(**options)(function)
-    files = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    cache = kernel._cache
+    files = getattr(cache, "_cache_file", None)
     if files is not None:  # numba looks for changes in a kernel's own file alone: let it look in this one too
         files._source_stamp = files._source_stamp, _own_stamp()
+        save = cache.save_overload
 
-    def call(*arguments: Any) -> Any:
-        try:
-            return kernel(*arguments)
-        except OSError:  # compiled, but the folder would not take it: a full disk, or gone since
-            return kernel(*arguments)
+        def save_if_possible(signature: Any, data: Any) -> None:
+            with contextlib.suppress(OSError):  # the folder would not take it: a full disk, or gone since
+                save(signature, data)
 
-    return call
+        cache.save_overload = save_if_possible
+    return kernel
 
 
 def _own_stamp() -> str:

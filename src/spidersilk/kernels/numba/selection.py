@@ -25,16 +25,6 @@ def count(start: Any, stop: Any, bits: Any, histogram: Any) -> None:
 
 
 @compiled
-def find_bin(histogram: Any, k: Any) -> Any:
-    """The bin that the k-th largest entry is in; -1 if there are fewer."""
-    for at in range(histogram.size - 1, -1, -1):
-        k -= histogram[at]
-        if k <= 0:
-            return at
-    return -1
-
-
-@compiled
 def mark(start: Any, stop: Any, bits: Any, low: Any, high: Any, mask: Any, keys: Any, places: Any) -> Any:
     """Set the mask's bit of each entry with key >= low; list those with key <= high too, ascending; how many of each.
 

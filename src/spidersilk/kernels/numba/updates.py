@@ -177,26 +177,6 @@ def advance(
 # The k entries of a selection.
 
 
-@compiled
-def blend_at(start: Any, stop: Any, memory: Any, indices: Any, values: Any, decay: Any, keep: Any) -> None:
-    """memory = decay |value| + keep memory at the indices."""
-    for i in range(start, stop):
-        at = np.uint64(indices[i])
-        if at >= memory.size:
-            raise IndexError("an index is outside the vector")
-        memory[at] = to_entry(fused(abs(to_number(values[i])), decay, keep * to_number(memory[at])), memory[at])
-
-
-@compiled
-def add_at(start: Any, stop: Any, target: Any, indices: Any, values: Any) -> None:
-    """target += value at the indices."""
-    for i in range(start, stop):
-        at = np.uint64(indices[i])
-        if at >= target.size:
-            raise IndexError("an index is outside the vector")
-        target[at] = to_entry(to_number(target[at]) + to_number(values[i]), target[at])
-
-
 @register_jitable
 def _find_piece(offsets: Any, index: Any) -> Any:
     if index < 0 or index >= offsets[-1]:

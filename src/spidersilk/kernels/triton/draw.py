@@ -1,9 +1,9 @@
-"""Triton kernels that draw the random part, once the threshold of the top part is known: `cut`, `draw`, `settle`.
+"""Triton kernels that draw the random part, once the threshold of the top part is known: `cut`, `draw`.
 
 Every coordinate has a random number of 31 bits, a hash of its index and of the counter. The random part are the k2
 coordinates outside the top part with the smallest pairs (random number, index). Their number below a value is binomial,
 so all up to `sure` are drawn but for a chance below 1e-15, and the last one drawn is at most `span` + 1 behind. `draw`
-marks the first and lists those in between, a few standard deviations; `settle` finds the last. Should chance have it
+marks the first and lists those in between, a few standard deviations; `settle.py` finds the last. Should chance have it
 otherwise, the first k2 coordinates from the left are taken, so that sizes and indices hold in any case.
 
 Of the coordinates at the threshold the first `wanted` are in the top part, up to the index CUT. Usually they are few:
@@ -19,7 +19,6 @@ import triton.language as tl
 
 from spidersilk.kernels.triton.sample import (
     CUT,
-    FAILED,
     ROW,
     ROWS,
     TOTALS,
@@ -96,7 +95,7 @@ def cut(
 
 
 @triton.jit
-def _lists(scratch_ptr, LISTS_AT: tl.constexpr, BINS: tl.constexpr):
+def lists_of(scratch_ptr, LISTS_AT: tl.constexpr, BINS: tl.constexpr):
     """How many coordinates are listed in each bin, and the lists; the last one is of those at the threshold."""
     counts = (scratch_ptr + LISTS_AT).to(tl.pointer_type(tl.int32))
     return counts, scratch_ptr + LISTS_AT + (BINS + 2) // 2
@@ -110,7 +109,7 @@ def bitmaps(scratch_ptr, BITMAPS_AT: tl.constexpr, tiles, WORDS: tl.constexpr):
 
 
 @triton.jit
-def _mark(bitmap_ptr, index, which):
+def mark(bitmap_ptr, index, which):
     """Set the bits of some coordinates."""
     bit = tl.full(index.shape, 1, tl.int32) << (index & 31).to(tl.int32)
     tl.atomic_or(bitmap_ptr + (index >> 5), bit, mask=which, sem="relaxed")
@@ -139,13 +138,13 @@ def _settle_ties(
     owner = owner_of(index, programs, tiles, TILE, NARROW)
     one = tl.full([TIES], 1, tl.int64)
     is_top = there & (rank < wanted)
-    _mark(top_bits, index, is_top)
+    mark(top_bits, index, is_top)
     tl.atomic_add(scratch_ptr + TOTALS + owner, one, mask=is_top, sem="relaxed")
     if DRAWS:
         low, high = (index & 0xFFFFFFFF).to(tl.uint32), (index >> 32).to(tl.uint32)
         place = random_numbers(low, high, word0, word1) - sure - 1
         drawn = there & (rank >= wanted) & (place < 0)
-        _mark(drawn_bits, index, drawn)
+        mark(drawn_bits, index, drawn)
         tl.atomic_add(scratch_ptr + TOTALS + ROW + owner, one, mask=drawn, sem="relaxed")
         listed = there & (rank >= wanted) & (place >= 0) & (place <= span)
         _list(place, index, listed, shift, index_bits, counts, lists)
@@ -234,7 +233,7 @@ def draw(
     tie = tl.where(wanted > 0, threshold, -2)
     lower = tl.where(wanted > 0, threshold - 1, threshold)
     _, _, word0, word1 = words_of(counter_ptr)
-    counts, lists = _lists(scratch_ptr, LISTS_AT, BINS)
+    counts, lists = lists_of(scratch_ptr, LISTS_AT, BINS)
     top_bits, drawn_bits = bitmaps(scratch_ptr, BITMAPS_AT, tiles, WORDS)
     tops = tl.zeros([WORDS], dtype=tl.int32)
     draws = tl.zeros([WORDS], dtype=tl.int32)
@@ -264,53 +263,3 @@ def draw(
             )  # fmt: skip
             tl.debug_barrier()
         sum_up(scratch_ptr + TOTALS, read_row(scratch_ptr + TOTALS, programs))
-
-
-@triton.jit(do_not_specialize=["programs", "tiles", "k2", "index_bits"])
-def settle(
-    memory_ptr,
-    scratch_ptr,
-    counter_ptr,
-    programs,
-    tiles,
-    k2,
-    index_bits,
-    LISTS_AT: tl.constexpr,
-    BITMAPS_AT: tl.constexpr,
-    BINS: tl.constexpr,
-    NARROW: tl.constexpr,
-    OWN: tl.constexpr,
-    WORDS: tl.constexpr,
-):
-    """Find the last coordinate drawn, and mark the listed ones up to it. Each program of this pass takes OWN bins.
-
-    Also moves the counter on.
-    """
-    pid = tl.program_id(0)
-    counts_ptr, lists = _lists(scratch_ptr, LISTS_AT, BINS)
-    row = scratch_ptr + TOTALS + ROW
-    wanted = k2 - tl.sum(read_row(row, programs), axis=0)
-    counts = tl.load(counts_ptr + tl.arange(0, BINS))
-    at = tl.minimum(tl.sum((tl.cumsum(counts, axis=0) < wanted).to(tl.int32), axis=0), BINS - 1)
-    left = wanted - tl.sum(tl.where(tl.arange(0, BINS) < at, counts, 0), axis=0)
-    failed = (wanted < 0) | (tl.sum(counts, axis=0) < wanted) | (tl.max(counts, axis=0) > SLOTS)
-    lanes = tl.arange(0, SLOTS)
-    there = lanes < tl.load(counts_ptr + at)
-    pairs = tl.load(lists + at * SLOTS + lanes, mask=there, other=9223372036854775807)
-    rank = tl.sum((pairs[None, :] < pairs[:, None]).to(tl.int32), axis=1)
-    last = tl.sum(tl.where(there & (rank == left - 1), pairs, 0), axis=0)
-    last = tl.where(wanted > 0, last, -1)  # the listed pairs up to this one are drawn
-    if pid == 0:
-        tl.store(scratch_ptr + FAILED, failed.to(tl.int64))
-        tl.store(counter_ptr + 1, tl.load(counter_ptr + 1) + 1)
-    bins = pid * OWN + tl.arange(0, OWN)
-    own = tl.minimum(tl.load(counts_ptr + bins, mask=bins < BINS, other=0), SLOTS)
-    pair = tl.load(lists + bins[:, None] * SLOTS + lanes[None, :], mask=lanes[None, :] < own[:, None], other=-1)
-    chosen = (pair >= 0) & (pair <= last)
-    index = tl.where(chosen, pair & ((tl.full([], 1, tl.int64) << index_bits) - 1), 0)
-    _, drawn_bits = bitmaps(scratch_ptr, BITMAPS_AT, tiles, WORDS)
-    _mark(drawn_bits, index, chosen)
-    target = row + ROW + owner_of(index, programs, tiles, 32 * WORDS, NARROW)
-    tl.atomic_add(target, tl.full(index.shape, 1, tl.int64), mask=chosen, sem="relaxed")
-    if is_last(scratch_ptr, 10):
-        sum_up(row, read_row(row, programs) + read_row(row + ROW, programs))

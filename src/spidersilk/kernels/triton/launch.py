@@ -47,3 +47,12 @@ def launch(
             _READY.clear()
         constants = len(kernel.arg_names) - len(tensors) - len(numbers)
         _READY[key] = compiled[(grid, 1, 1)], (None,) * constants
+
+
+def ceil_div(n: int, size: int) -> int:
+    return -(-n // size)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -196,27 +196,3 @@ def advance(
                 bad |= tl.max(found, axis=0)
     any_bad = tl.max(bad, axis=0)
     tl.atomic_max(flag_ptr, tl.cast(mark, tl.int64), mask=any_bad > 0, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["k", "decay_high", "decay_low"])
-def blend_at(memory_ptr, indices_ptr, values_ptr, k, decay_high, decay_low, WORK: tl.constexpr, BLOCK: tl.constexpr):
-    """M := decay |value| + (1 - decay) M at the indices."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < k
-    target = memory_ptr + tl.load(indices_ptr + place, mask=mask, other=0)
-    value = tl.load(values_ptr + place, mask=mask, other=0).to(WORK)
-    memory = tl.load(target, mask=mask, other=0).to(WORK)
-    new = _blend(memory, value, _number(decay_high, decay_low, WORK))
-    tl.store(target, new.to(memory_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["k"])
-def write_at(target_ptr, indices_ptr, values_ptr, k, ADD: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):
-    """target[indices] = values, or += values, for distinct indices."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < k
-    target = target_ptr + tl.load(indices_ptr + place, mask=mask, other=0)
-    value = tl.load(values_ptr + place, mask=mask, other=0).to(WORK)
-    if ADD:
-        value += tl.load(target, mask=mask, other=0).to(WORK)
-    tl.store(target, value.to(target_ptr.dtype.element_ty), mask=mask)

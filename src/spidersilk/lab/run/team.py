@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spidersilk.loop.loader import AnchorLoader
-from spidersilk.parallel import workers as distributed
-from spidersilk.parallel.workers import Workers, as_workers, join, portion_of
+from spidersilk.parallel import launch
+from spidersilk.parallel.launch import join
+from spidersilk.parallel.workers import Workers, as_workers
 
 
 @cache
@@ -68,14 +69,14 @@ class Team:
 
     def total(self, is_anchor: Any, size: int) -> int:
         """The samples of a batch on all ranks."""
-        portion = portion_of(is_anchor)
+        portion = getattr(is_anchor, "portion", None)
         return size if portion is None else portion.total
 
     def average(self, params: Iterable[Tensor], is_anchor: Any, size: int) -> int:
         """The gradients of a plain optimizer, over ranks; returns the samples on all of them."""
         if isinstance(self.workers, Workers):
             gradients = [p.grad for p in params if p.grad is not None]
-            self.workers.average(gradients, self.workers.share(is_anchor, size))
+            self.workers.average(gradients, self.workers.share(getattr(is_anchor, "portion", None), size))
         return self.total(is_anchor, size)
 
 
@@ -89,4 +90,4 @@ def leave() -> None:
     """Let go of the others at the end."""
     if team.cache_info().currsize and team().group is not None:
         team.cache_clear()  # it holds the group
-        distributed.leave()
+        launch.leave()

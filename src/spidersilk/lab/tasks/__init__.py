@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from spidersilk.lab.data.files import DataError, File, locate, read
-from spidersilk.loop.lengths import Anchor, InnerLength, Portion, Small
+from spidersilk.loop.batches import Anchor, Small
+from spidersilk.loop.lengths import InnerLength
+from spidersilk.parallel.workers import Portion
 
 
 class Batches(Protocol):

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from spidersilk.lab.data.files import File
 from spidersilk.lab.data.sets import PTB, ptb
 from spidersilk.lab.tasks import Task, register
-from spidersilk.loop.lengths import Adaptive, Anchor, InnerLength, Small, as_inner_length
+from spidersilk.loop.batches import Anchor, Small
+from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.operator.stream import fresh_seed
 
 State = tuple[Tensor, Tensor]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spidersilk.kernels.backends import Ops
+from spidersilk.kernels.interface import Kernels as Ops
 from spidersilk.variance.backprop.mode import Mode
 from spidersilk.variance.backprop.rules import Rule, grad_is_due
 from spidersilk.variance.backprop.wanted import Part, Wanted

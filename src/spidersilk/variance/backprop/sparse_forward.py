@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spidersilk.checks import Count, resolve_counts
+from spidersilk.operator.counts import Count, resolve_counts
 
 
 def rtop_rows(x: Tensor, k1: Count, k2: Count, generator: torch.Generator | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from spidersilk.variance.two_point import capturing
+from spidersilk.variance.graph import capturing
 
 Result = TypeVar("Result")
 ROUNDS = 5

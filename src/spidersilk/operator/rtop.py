@@ -1,0 +1,107 @@
+"""The random-top-k operator as functions of tensors (Section 2, Lemma 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spidersilk.kernels import backends
+from spidersilk.kernels.plain import is_finite, top_indices
+from spidersilk.operator.counts import Count, check_count, check_shares, counts_within, resolve_counts
+from spidersilk.operator.groups import RowLayout, Shapes
+from spidersilk.operator.selection import Selection
+from spidersilk.operator.stream import fresh_seed
+
+
+def select(
+    memory: Tensor, k1: Count, k2: Count, *, shapes: Shapes | None = None, generator: torch.Generator | None = None
+) -> Selection:
+    """Take the k1 coordinates with the largest |memory| (ties: lower index first) and k2 random others.
+
+    k2 = 0 is plain top-k (no draw, scale 1, biased); k1 = 0 is plain random coordinates. With `shapes` of the tensors
+    that memory is made of, take whole rows, as `RTop(groups="rows")` does.
+
+    >>> memory = torch.tensor([11.0, 12.0, 13.0, -14.0, -15.0])
+    >>> selection = select(memory, k1=1, k2=1)
+    >>> selection.top.tolist(), selection.scale
+    ([4], 4.0)
+    """
+    _check_vector("memory", memory)
+    kernels = backends.find("auto", [(memory.device, memory.dtype)])
+    if shapes is not None or k1 == 0 or not kernels.refuses_non_finite:
+        _check_finite(memory)
+    memory = memory.contiguous()
+    if shapes is not None:
+        rows = _rows_of(memory, k1, k2, shapes)
+        counts = [counts_within(k1, k2, of_class.count) for of_class in rows.classes]
+        return Selection(*rows.draw(memory, counts, fresh_seed(generator) if k2 else 0, kernels))
+    d = memory.numel()
+    top, random = resolve_counts(k1, k2, d)
+    picked = kernels.select(memory, top, random, fresh_seed(generator) if random else 0)
+    return Selection(*picked, (d - top) / random if random else 1.0, d)
+
+
+def rtop(
+    memory: Tensor,
+    y: Tensor,
+    k1: Count,
+    k2: Count,
+    *,
+    shapes: Shapes | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The operator rtop_{k1,k2}(memory, y): an unbiased, sparse version of y; a dense tensor comes back."""
+    check_pair(memory, y)
+    return select(memory, k1, k2, shapes=shapes, generator=generator).apply(y)
+
+
+def rtop_variance(memory: Tensor, y: Tensor, k1: Count, k2: Count, *, shapes: Shapes | None = None) -> float:
+    """Lemma 1: the summed variance of rtop(memory, y), (d - k1 - k2) / k2 times the energy of y outside the top k1.
+
+    k2 = 0 draws nothing, so the variance is 0 (and the operator biased). With rows it is the same for the rows of each
+    length, (G - G1 - G2) / G2 times the energy outside the top G1 of G rows, summed over the lengths.
+    """
+    check_pair(memory, y)
+    if shapes is not None:
+        classes = _rows_of(memory, k1, k2, shapes).classes
+        pairs = [(of_class.scores(memory), of_class.scores(y.double().square())) for of_class in classes]
+        counts = [counts_within(k1, k2, scores.numel()) for scores, _ in pairs]
+    else:
+        pairs, counts = [(memory.abs(), y.double().square())], [resolve_counts(k1, k2, memory.numel())]
+    variance = 0.0
+    for (scores, energies), (top, random) in zip(pairs, counts, strict=True):
+        if random:
+            outside = energies.index_fill(0, top_indices(scores, top), 0.0)
+            variance += (scores.numel() - top - random) / random * float(outside.sum())
+    return variance
+
+
+def check_pair(memory: Tensor, y: Tensor) -> None:
+    """Two vectors of one length."""
+    _check_vector("memory", memory)
+    _check_vector("y", y)
+    if memory.shape != y.shape:
+        raise ValueError(f"memory has {memory.numel()} entries and y has {y.numel()}: they must have the same length")
+
+
+def _rows_of(memory: Tensor, k1: Count, k2: Count, shapes: Shapes) -> RowLayout:
+    check_count("k1", k1)
+    check_count("k2", k2)
+    check_shares(k1, k2)
+    rows = RowLayout(shapes, memory.device)
+    if rows.d != memory.numel():
+        raise ValueError(f"shapes have {rows.d} entries and memory has {memory.numel()}: give those of all its tensors")
+    return rows
+
+
+def _check_finite(memory: Tensor) -> None:
+    if not bool(is_finite(memory)):
+        raise ValueError("memory has entries that are not finite: there is no order among them, so mend them first")
+
+
+def _check_vector(name: str, value: Tensor) -> None:
+    if value.dim() != 1 or value.numel() == 0:
+        shape = tuple(value.shape)
+        raise ValueError(f"{name} has shape {shape}, not (d,) with d of at least 1: flatten it with reshape(-1)")
+    if not value.is_floating_point():
+        raise ValueError(f"{name} has dtype {value.dtype}: give a floating-point tensor, for example {name}.float()")

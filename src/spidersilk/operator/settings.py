@@ -1,0 +1,65 @@
+"""RTop: how a sparse method selects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from spidersilk.checks import check_choice, check_fraction
+from spidersilk.operator.counts import Count, check_count, check_shares, counts_within, resolve_counts
+from spidersilk.operator.groups import RowLayout, Shapes
+
+Scaling = Literal["unbiased", "none", "refresh"]
+Groups = Literal["rows"]
+
+
+@dataclass(frozen=True)
+class RTop:
+    """How a sparse method selects. A float k is a fraction in [0, 1], rounded up; an int is a count.
+
+    `scaling`: "unbiased" (the paper's operator), "none" (the random part as it is), "refresh" (as "none", and a
+    coordinate keeps its refreshed value until it is selected again or a new anchor comes), or None: the method's own.
+    `memory_decay` is the weight of the newest |v| in M. `memory_reset` restarts M from |v| at each anchor.
+    `per_tensor` selects from each parameter tensor separately; a tensor smaller than a given count is taken whole.
+    `groups="rows"` selects whole rows (`operator/groups.py`) by the sum of M over each. k1 and k2, fractions then, are
+    shares of the rows of each length, at least one row of each.
+    """
+
+    k1: Count = 0.05
+    k2: Count = 0.05
+    scaling: Scaling | None = None
+    memory_decay: float = 0.5
+    memory_reset: bool = False
+    per_tensor: bool = False
+    groups: Groups | None = None
+
+    def __post_init__(self) -> None:
+        check_count("k1", self.k1)
+        check_count("k2", self.k2)
+        if self.k1 + self.k2 == 0:
+            raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
+        check_choice("scaling", self.scaling, ("unbiased", "none", "refresh", None))
+        check_fraction("memory_decay", self.memory_decay, "0 keeps the old memory, 1 keeps only the newest |v|")
+        check_choice("groups", self.groups, ("rows", None))
+        if self.groups == "rows":
+            check_shares(self.k1, self.k2)
+
+    def layout(self, shapes: Shapes, device: torch.device) -> RowLayout | None:
+        """Where the rows of tensors with `shapes` are, if this selects rows."""
+        return None if self.groups is None else RowLayout(shapes, device, self.per_tensor)
+
+    def density(self, shapes: Sequence[Sequence[int]]) -> float:
+        """k/d for tensors with `shapes`."""
+        sizes = [math.prod(shape) for shape in shapes]
+        rows = self.layout(shapes, torch.device("cpu"))
+        if rows is not None:
+            k = sum(sum(counts_within(self.k1, self.k2, c.count)) * c.length for c in rows.classes)
+        elif self.per_tensor:
+            k = sum(sum(counts_within(self.k1, self.k2, size)) for size in sizes)
+        else:
+            k = sum(resolve_counts(self.k1, self.k2, sum(sizes)))
+        return k / sum(sizes)
