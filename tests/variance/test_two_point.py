@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spidersilk.variance.buffers import BufferGuard
+from spidersilk.variance.two_point import BufferGuard
 from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.two_point import TwoPoint, swapped
 

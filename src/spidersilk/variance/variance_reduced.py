@@ -28,17 +28,13 @@ from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
 from spidersilk.variance.measures import Measures
 from spidersilk.variance.method import Choose, Method, Move, check_base
+from spidersilk.variance.over_base import CHANGED, OverBase
 from spidersilk.variance.smoothness import Secants
 from spidersilk.variance.two_point import Closure, Point
 from spidersilk.variance.watch import Watch
 
-CHANGED = (
-    "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "
-    "that, so make a new optimizer"
-)
 
-
-class VarianceReduced(CountsLoops, Optimizer):
+class VarianceReduced(CountsLoops, OverBase):
     """Gives any `torch.optim` optimizer a variance-reduced, optionally sparse, gradient estimate to step with.
 
     base_optimizer: what moves the parameters: SGD for the paper's algorithms, momentum, AdamW, a fused one.
@@ -87,9 +83,7 @@ class VarianceReduced(CountsLoops, Optimizer):
         length = None if inner_steps is None else as_inner_length(inner_steps)
         if isinstance(length, Adaptive):
             self.method.check_adaptive()
-        super().__init__(base_optimizer.param_groups, {})
-        self.base = base_optimizer
-        self.defaults = base_optimizer.defaults
+        super().__init__(base_optimizer)
         self._kernels = backends.find(backend, [(s.device, s.dtype) for s in make_slabs(self.param_groups)])
         self._workers = as_workers(process_group)
         self._stream = Stream(self._workers.seed(generator))
@@ -108,20 +102,6 @@ class VarianceReduced(CountsLoops, Optimizer):
     scaling = property(lambda self: self.method.scaling)
     move = property(lambda self: self.method.move)
     max_norm = property(lambda self: self.method.max_norm)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The base's own, also after the base has loaded a state."""
-        return self.base.param_groups if hasattr(self, "base") else self._groups_at_start
-
-    @param_groups.setter
-    def param_groups(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self, groups: list[dict[str, Any]]
-    ) -> None:
-        if hasattr(self, "base"):
-            self.base.param_groups = groups
-        else:
-            self._groups_at_start = groups  # torch's constructor fills a list of its own
 
     @property
     def d(self) -> int:
@@ -165,14 +145,6 @@ class VarianceReduced(CountsLoops, Optimizer):
         """Wait for the device and raise DivergenceError if v was not finite at any step so far."""
         if self._flag is not None:
             self._flag.wait()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if not hasattr(self, "base"):  # torch's constructor registers the base's own groups through this method
-            super().add_param_group(param_group)
-        elif self._engine is not None:
-            raise RuntimeError(CHANGED)
-        else:
-            self.base.add_param_group(param_group)
 
     # A step.
 
@@ -252,7 +224,7 @@ class VarianceReduced(CountsLoops, Optimizer):
             self._engine = Engine(
                 self.base, self.state, self.method, self._stream, self._kernels, self._model, self._sparse_backward
             )
-            self._trained = trained
+            self._trained, self.is_built = trained, True
             self._workers.attach(self._engine.vectors.params)
             on_cuda = [slab.device for slab in self._engine.slabs if slab.device.type == "cuda"]
             self._flag = DeviceFlag(on_cuda[0], self._divergence) if on_cuda else None
@@ -301,7 +273,7 @@ class VarianceReduced(CountsLoops, Optimizer):
         self._secants = Secants(meter["smoothness"])
         self._loop.load_state_dict(state_dict["counters"] | {"longest": meter["longest"]})
         if "vectors" not in state_dict:
-            self._engine = None  # saved before the first step
+            self._engine, self.is_built = None, False  # saved before the first step
         else:
             self._built().load_state_dict(state_dict)
             if self._flag is not None:
