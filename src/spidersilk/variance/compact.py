@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from spidersilk.kernels.interface import Kernels
@@ -101,11 +102,15 @@ class CompactBase:
                 for name in state.keys() - _scalars(state, part.param).keys():
                     self._full(part, name)[part.indices - part.start] = state[name]
 
-    def step(self, values: Sequence[Tensor], frozen: Tensor | None = None) -> None:
+    def step(self, values: list[Tensor], max_norm: float | None = None, frozen: Tensor | None = None) -> None:
         """One step of the twin with `values` as gradient (k of them for each slab), written through to the parameters.
 
-        Where `frozen` (a boolean on the device) is true, the parameters stay as they are.
+        They are clipped to `max_norm`. Where `frozen` (a boolean on the device) is true, the parameters stay as they
+        are.
         """
+        if max_norm is not None:
+            share = (max_norm / (get_total_norm(values) + 1e-6)).clamp(max=1.0)
+            values = [x * share.to(x.device, x.dtype) for x in values]
         for part in self._parts:
             slab = self.slabs[part.slab]
             values_of_x = [p.detach() for p in slab.params]

@@ -23,7 +23,7 @@ from spidersilk.variance.compact import CompactBase
 from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
 from spidersilk.variance.method import Method
-from spidersilk.variance.moving import move_all, move_selected
+from spidersilk.variance.moving import move_all
 from spidersilk.variance.two_point import Closure, TwoPoint
 from spidersilk.variance.vectors import Vectors
 
@@ -267,7 +267,7 @@ class Engine:
         assert self.selections is not None
         if not self.compact.entered:
             self.compact.enter(self.selections, self.vectors.memory)
-        move_selected(self.compact, values, self.method.max_norm, frozen)
+        self.compact.step(values, self.method.max_norm, frozen)
 
     def theorem_1_step(self, length: float) -> float:
         """Theorem 1's step size times L, for an inner loop of that length."""

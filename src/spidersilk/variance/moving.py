@@ -1,4 +1,4 @@
-"""Moving x: the base optimizer steps with v as its gradient, on all coordinates or on the selected ones."""
+"""Moving all of x: the base optimizer steps with v as its gradient. `compact.py` moves the selected coordinates."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Optimizer
 
-from spidersilk.variance.compact import CompactBase
 from spidersilk.variance.flat import Slab
 
 
@@ -32,14 +31,6 @@ def move_all(
     base.step()
     for p, old in zip(params, before or [], strict=False):
         p.copy_(torch.where(frozen.to(p.device), old, p))
-
-
-def move_selected(compact: CompactBase, values: list[Tensor], max_norm: float | None, frozen: Tensor | None) -> None:
-    """Let the base step the selected coordinates with `values` as gradient."""
-    if max_norm is not None:
-        share = (max_norm / (get_total_norm(values) + 1e-6)).clamp(max=1.0)
-        values = [x * share.to(x.device, x.dtype) for x in values]
-    compact.step(values, frozen)
 
 
 def _moves_by_gradient_alone(base: Optimizer) -> bool:
