@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spidersilk.variance.two_point import BufferGuard
 from spidersilk.variance.flat import make_slabs
-from spidersilk.variance.two_point import TwoPoint, swapped
+from spidersilk.variance.two_point import BufferGuard, TwoPoint, swapped
 
 
 def test_swap_shows_the_point_and_restores_the_same_storage() -> None:
