@@ -23,11 +23,9 @@ _CUTTABLE = frozenset([F.batch_norm, F.layer_norm, F.group_norm, torch.conv1d, t
 class Capture:
     """The sum over evaluations of sign times the gradient, on the rows that `wanted` names.
 
-    with capture.evaluation(1.0):
-        closure()                         # at the current point
-    with capture.evaluation(-1.0):
-        closure()                         # at the reference point
-    differences = capture.values()        # k values for each slab
+    with capture.evaluation(1.0): closure()   # at the current point
+    with capture.evaluation(-1.0): closure()  # at the reference point
+    differences = capture.values()            # k values for each slab
 
     The weight of a layer with a rule gets no `p.grad`; all other gradients come through `p.grad`, which must be None
     before each evaluation. A parameter of which nothing is selected is cut out of the graph: backward may end early.
@@ -121,8 +119,8 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         kwargs, has_rule = kwargs or {}, func in rules.RULES
         if has_rule or func in _CUTTABLE:
-            cut = self.capture.cut
-            args, kwargs = tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
+            args = tuple(map(self.capture.cut, args))
+            kwargs = {name: self.capture.cut(value) for name, value in kwargs.items()}
         elif func in _USES_OF_GRAD:
             self.capture.note_use(args[:1], self.capture.absent)
         return rules.call(self.capture, func, args, kwargs) if has_rule else func(*args, **kwargs)
