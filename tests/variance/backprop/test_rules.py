@@ -442,6 +442,22 @@ def _penalty_on_weight_gradients(x: Tensor) -> tuple[nn.Module, Callable[[], Any
     return model, closure
 
 
+def _differentiable_gradients(x: Tensor) -> tuple[nn.Module, Callable[[], Any]]:
+    """Gradients that come to p.grad with a graph, and are used."""
+    model = _mlp(4, 6, 3)
+
+    def closure() -> None:
+        model(x).square().sum().backward(create_graph=True)
+        sum(p.grad.square().sum() for p in model.parameters()).backward()  # type: ignore[union-attr]
+
+    return model, closure
+
+
+def _vector_as_weight(x: Tensor) -> tuple[nn.Module, Callable[[], Any]]:
+    model = nn.ParameterList([_randn(4, seed=3)])
+    return model, backward(lambda x: F.linear(x, model[0]), x)
+
+
 def _twice_through_one_graph(x: Tensor) -> tuple[nn.Module, Callable[[], Any]]:
     model = _mlp(4, 6, 3)
 
@@ -504,6 +520,8 @@ USES: dict[str, Callable[[Tensor], tuple[nn.Module, Callable[[], Any]]]] = {
     "gradient penalty": _gradient_penalty,
     "gradient penalty of a convolution": _gradient_penalty_of_a_convolution,
     "penalty on weight gradients": _penalty_on_weight_gradients,
+    "backward(create_graph)": _differentiable_gradients,
+    "vector as weight": _vector_as_weight,
     "twice through one graph": _twice_through_one_graph,
     "no_grad first": _no_grad_first,
     "torch.func": _per_sample,

@@ -21,7 +21,7 @@ class Linear(Rule):
     """x weight^T + bias."""
 
     def read(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Operands | None:
-        return (input, weight, bias) if input.dim() and weight.dim() == 2 else None
+        return (input, weight, bias) if weight.dim() == 2 else None
 
     def rows_gradient(self, delta: Tensor, x: Tensor, rows: Tensor) -> Tensor:
         return _matrix(delta).index_select(1, rows).t() @ _matrix(x)
