@@ -39,15 +39,15 @@ class Rule:
 
 
 RULES: dict[Callable[..., Any], type[Rule]] = {}
-Made = TypeVar("Made", bound=type[Rule])
+RuleType = TypeVar("RuleType", bound=type[Rule])
 
 
-def rule(function: Callable[..., Any]) -> Callable[[Made], Made]:
+def rule(function: Callable[..., Any]) -> Callable[[RuleType], RuleType]:
     """Register a `Rule` for `function`: one of torch, or one of yours that calls `torch.overrides`."""
 
-    def register(made: Made) -> Made:
-        RULES[function] = made
-        return made
+    def register(rule_type: RuleType) -> RuleType:
+        RULES[function] = rule_type
+        return rule_type
 
     return register
 
