@@ -69,13 +69,13 @@ def main() -> None:
         choose="anchor",
         anchor_move="selected",
         sparsity=silk.RTop(given.share, 0.0, groups="rows"),
-        sparse_backward="always",
+        sparse_backward=True,
     )
     adamw.state.clear()
     run("anchor", lambda: ours.step(lambda: evaluate(ours), anchor=True))
     anchor = seen["in p.grad"]
     run("small step", lambda: ours.step(lambda: evaluate(ours), anchor=False), 3)
-    work: Any = ours._work
+    work: Any = ours._engine
     selection: Any = ours.selection
     sparse = {
         "gradients": seen["in p.grad"] + 4 * selection.k,

@@ -90,7 +90,7 @@ def test_a_small_step_takes_few_hops(kind: type, files: int, functions: int) -> 
     assert len(way.functions) <= functions, way.functions
 
 
-def test_nobody_else_patches_torch_or_asks_the_garbage_collector() -> None:
+def test_nobody_else_patches_modules_or_asks_the_garbage_collector() -> None:
     users = [name_of(path) for path in FILES if "gc.get_objects" in path.read_text()]
     patches = [name_of(path) for path in FILES if "Module.__call__ =" in path.read_text()]
     assert users == patches == ["spidersilk.live_modules"]

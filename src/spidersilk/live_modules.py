@@ -1,7 +1,7 @@
 """Finds modules that nobody gave us: by looking through Python's live objects, and by watching which are called.
 
-It is the fallback for users who give an optimizer parameters and no `model=`. Nothing else in the library patches torch
-or asks the garbage collector.
+It is the fallback for users who give an optimizer parameters and no `model=`. Nothing else in the library patches
+`nn.Module` or asks the garbage collector.
 """
 
 from __future__ import annotations

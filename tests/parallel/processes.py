@@ -116,7 +116,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "few": lambda p, **c: silk.SparseSGD(p, lr=0.1, k1=0.1, k2=0.1, anchor_move="selected", choose="step", **c),
     "rows": lambda p, **c: silk.SparseSGD(p, lr=0.1, k1=0.2, k2=0.2, groups="rows", **c),
     "per tensor": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, per_tensor=True, **c),
-    "sparse backward": lambda p, **c: silk.SparseSVRG(p, lr=0.1, groups="rows", sparse_backward="always", **c),
+    "sparse backward": lambda p, **c: silk.SparseSVRG(p, lr=0.1, groups="rows", sparse_backward=True, **c),
     "torch": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, backend="torch", **c),
 }
 
@@ -175,7 +175,7 @@ def trajectory(group: Any, method: str, steps: int = 100, **options: Any) -> tup
         points = training.go(steps)
     finally:
         rules.SMALLEST = smallest
-    assert (training.optimizer._evaluator._captures > 0) is (method == "sparse backward")
+    assert (training.optimizer._engine.captures > 0) is (method == "sparse backward")
     return points, training.optimizer.gradient_queries
 
 

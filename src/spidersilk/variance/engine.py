@@ -63,7 +63,7 @@ class Engine:
             reference=self.estimator.point is not None,
         )
         self.points = TwoPoint(self.vectors.params, model)
-        self.sparse_backward = sparse_backward
+        self.sparse_backward, self.captures = sparse_backward, 0
         self.selector: Selector | None = None
         if method.sparsity is not None:
             shapes = [([p.shape for p in slab.params], slab.device) for slab in self.slabs]
@@ -120,8 +120,7 @@ class Engine:
 
     def evaluate(self, closure: Closure, selections: Selections) -> Evaluated:
         """The difference of gradients at the current point and at the reference, on the selections (line 10)."""
-        two_points = self.estimator.point is not None
-        loss = before = None
+        two_points, before = self.estimator.point is not None, None
         if self.sparse_backward and all(s is not None and s.picked is not None for s in selections):
             evaluated = self._evaluate_rows(closure, selections)
             if evaluated is not None:
@@ -150,9 +149,10 @@ class Engine:
         chosen, wanted = self._wanted
         if len(chosen) != len(selections) or any(a is not b for a, b in zip(chosen, selections, strict=True)):
             pairs = zip(self.slabs, selections, strict=True)
-            wanted = [Wanted(slab.params, s.top, s.random) for slab, s in pairs if s is not None]
+            wanted = [Wanted(slab.params, s) for slab, s in pairs if s is not None]
             self._wanted = selections, wanted
-        capture = Capture(wanted, self.kernels)
+        capture = Capture(wanted)
+        self.captures += 1
         loss, before = self.points.at_current(closure, True, capture), None
         if self.estimator.point is not None and not capture.spoiled:
             before = self.points.at_reference(closure, self.vectors.points, capture)

@@ -1,6 +1,8 @@
-"""Gradients at wanted coordinates only: layer rules that compute what a selection asks for, and nothing else."""
+"""Weight gradients of selected rows only: layer rules that compute the rows a selection asks for, and no others."""
 
-from spidersilk.variance.backprop.context import Capture
-from spidersilk.variance.backprop.wanted import Part, Wanted
+from spidersilk.variance.backprop import layers as layers  # the import registers its rules
+from spidersilk.variance.backprop.capture import Capture
+from spidersilk.variance.backprop.rules import Rule, rule
+from spidersilk.variance.backprop.wanted import Wanted
 
-__all__ = ["Capture", "Part", "Wanted"]
+__all__ = ["Capture", "Rule", "Wanted", "rule"]

@@ -1,38 +1,105 @@
-"""What all layer rules have in common: which weights they take, and how a backward hands over what it has."""
+"""Layer rules: how the weight gradient of a torch function is computed on selected rows, and what all rules share."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from spidersilk.variance.backprop.wanted import Part
 
-SMALLEST = 4096  # entries of a weight below which the ordinary backward is as fast
+SMALLEST = 4096  # entries of a weight below which the Python code of a rule takes longer than it saves
+Operands = tuple[Tensor, Tensor, Tensor | None]  # input, weight and bias
 
 
-class Rule(Protocol):
-    """How a layer type makes the wanted entries of a weight's gradient from delta (of its output) and its input."""
+class Rule:
+    """The gradients of one torch function. There is an instance for each call.
 
-    def prepare(self, part: Part, delta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What of delta and of the input the product needs; linear in delta."""
-        ...
-
-    def add(self, part: Part, delta: Tensor, x: Tensor, sign: float, into: Tensor | None) -> Tensor:
-        """`into` (count values, None for zeros) plus sign times the wanted entries, in place where it can."""
-        ...
-
-
-def grad_is_due(node: Any, number: int) -> bool | None:
-    """In the backward of `node`: whether this pass accumulates the gradient of its input `number`, a leaf, in p.grad.
-
-    None: the pass returns it to the caller (`torch.autograd.grad`).
+    `delta` is the gradient of the output. All methods use differentiable functions, so that gradients of gradients are
+    right, and the tensors that they are given: `read` keeps none.
     """
-    leaf = node.next_functions[number][0]
-    if leaf is None:
-        return False
+
+    def read(self, *args: Any, **kwargs: Any) -> Operands | None:
+        """Has the signature of the function. None where the rule does not apply: the function is then called as is."""
+        raise NotImplementedError
+
+    def rows_gradient(self, delta: Tensor, x: Tensor, rows: Tensor) -> Tensor:
+        """The weight's gradient on `rows` of its first dimension, in this order: (len(rows), *weight.shape[1:])."""
+        raise NotImplementedError
+
+    def input_gradient(self, delta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def bias_gradient(self, delta: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+RULES: dict[Callable[..., Any], type[Rule]] = {}
+RuleType = TypeVar("RuleType", bound=type[Rule])
+
+
+def rule(function: Callable[..., Any]) -> Callable[[RuleType], RuleType]:
+    """Register a `Rule` for `function`: one of torch, or one of yours that calls `torch.overrides`."""
+
+    def register(rule_type: RuleType) -> RuleType:
+        RULES[function] = rule_type
+        return rule_type
+
+    return register
+
+
+class Receiver(Protocol):
+    """Who takes gradients of selected rows: a `Capture`."""
+
+    sign: float
+    """Of the evaluation under way, 0 outside of one."""
+
+    def part_of(self, weight: Tensor) -> Part | None: ...
+    def take(self, part: Part, gradient: Tensor) -> None: ...
+
+
+def call(capture: Receiver, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`function`, which has a rule; the weight's gradient goes to `capture` where that is possible."""
+    applied = RULES[function]()
+    operands = applied.read(*args, **kwargs)
+    part = None if operands is None else capture.part_of(operands[1])
+    if operands is None or part is None or part.size < SMALLEST:
+        return function(*args, **kwargs)
+    return _Layer.apply(*operands, partial(function, *args, **kwargs), applied, capture, part)
+
+
+class _Layer(torch.autograd.Function):
+    """A call of a function with a rule. Forward is the function itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, function: Any, *rest: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rule, ctx.capture, ctx.part = rest
+        return function()
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        with torch._C.DisableTorchFunction():  # the capture need not see the calls made here
+            for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+            dx = ctx.rule.input_gradient(delta, x, weight) if for_x else None
+            dw = _weight_gradient(ctx, delta, x, weight) if for_weight else None
+            db = ctx.rule.bias_gradient(delta) if for_bias else None
+            return dx, dw, db, None, None, None, None
+
+
+def _weight_gradient(ctx: Any, delta: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
+    """The ordinary gradient, or None where the selected rows of it were handed to the capture."""
     try:
-        return torch._C._will_engine_execute_node(leaf)
-    except RuntimeError:
-        return None
+        is_due = torch._C._will_engine_execute_node(ctx.next_functions[1][0])  # by accumulation in p.grad
+    except RuntimeError:  # this pass returns it to the caller (`torch.autograd.grad`)
+        is_due = None
+    if is_due is None or not ctx.capture.sign or torch.is_grad_enabled():
+        rows = torch.arange(weight.shape[0], device=weight.device)
+        return ctx.rule.rows_gradient(delta, x, rows).reshape(weight.shape)
+    if is_due:
+        ctx.capture.take(ctx.part, ctx.rule.rows_gradient(delta, x, ctx.part.rows))
+    return None
