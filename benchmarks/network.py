@@ -9,7 +9,7 @@ The model is an MLP of 11 million parameters on scikit-learn's digits, with 8 sa
 is what is measured. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD (of entries, and of whole rows) and
 SparseSVRG. In each round every method has its turn, and figures are medians over the rounds; a block of steps during
 which other programs used the processors is tried again, and the quieter attempt counts. The cost model of
-spidersilk.scaling is fitted to plain messages and compared with the steps.
+benchmarks/scaling.py is fitted to plain messages and compared with the steps.
 
 A run that is broken off goes on where it was when it is started again with the same options.
 """

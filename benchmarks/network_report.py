@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from network_worker import METHODS, OURS, Settings, mlp, summary
-
-from spidersilk.scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
+from scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
 
 Row = dict[str, Any]
 LABELS = {

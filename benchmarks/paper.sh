@@ -11,7 +11,6 @@
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
 # tune     cifar10, ptb, mnist         SGD, momentum, AdamW, SparseSGD and SparseAdamW tuned: ResNet-18, CNN, language
 # longer   cifar10                     the CNN of tune once more, tuned at 8 N for runs to 8 N
-# ideas    mnist, cifar10              benchmarks/network_ideas.py of the CNN
 # logistic mnist                       logistic regression tuned, on the CPU
 # others   cifar10, ptb, mnist         the other methods of the tasks of tune
 # rest     all                         what `reproduce all` has not finished; MovieLens 1M, vocabulary 10,000 too
@@ -19,12 +18,12 @@
 # OUT gets what JSON files were added to, to be copied into results/. What results/ or an earlier piece has finished is
 # not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
 # (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
-# by side in small, seeds, language (at most 8), longer, ideas, rest; SEEDS (3) that of the seeds in seeds; MPS=0 does
+# by side in small, seeds, language (at most 8), longer, rest; SEEDS (3) that of the seeds in seeds; MPS=0 does
 # without NVIDIA's MPS, by which small kernels of several processes run at once. Pieces that add to different files can
 # run side by side; then start MPS before them (in /tmp/spidersilk-mps), since the piece that starts it ends it.
 # SPIDERSILK_DATA is the folder of the data.
 set -u
-piece=${1:?small, seeds, cifar, language, entropy, tune, longer, ideas, logistic, others or rest}
+piece=${1:?small, seeds, cifar, language, entropy, tune, longer, logistic, others or rest}
 out=${2:?folder for the results}
 seconds=${3:-500}
 runs=${RUNS:-/tmp/spidersilk-runs}
@@ -128,12 +127,6 @@ tune)
 longer)
     longer=(--budget 8 --final-budget 8 --name tune_image_cnn_cifar10_8)
     tune cnn_cifar_8 "$jobs" image --set model=cnn --set data=cifar10 --methods "$five" "${longer[@]}"
-    ;;
-ideas)
-    [ "$(left)" -gt 15 ] || exit 1
-    timeout "$(left)" "$python" benchmarks/network_ideas.py --sets cnn_mnist,cnn_cifar10 --jobs "$jobs" --save \
-        --to "$held" >"$runs/log_ideas_.txt" 2>&1
-    echo "ideas: exit $?, $(left) s left"
     ;;
 logistic)
     tune mnist 3 logistic --set data=mnist --device cpu --budget 12 --final-budget 30

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-
-from spidersilk.scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
+import scaling
+from scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
 
 D, K = 11_037_220, 1_103_722
+
+
+def test_the_example_in_its_docstring_runs() -> None:
+    failures, tried = doctest.testmod(scaling)
+    assert failures == 0
+    assert tried > 0
 
 
 def ring_by_hand(n: int, size: float, latency: float, bandwidth: float) -> tuple[float, float]:

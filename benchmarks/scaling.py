@@ -2,7 +2,7 @@
 
 A `Step` is local work and the messages that follow it; a `Cluster` says how long these take. The makers `dense`,
 `small`, `top_k` and `power_sgd` know what each method sends, and a `Loop` is an anchor and its small steps. Nothing
-is measured here: `benchmarks/network.py` does that, and compares.
+is measured here: network.py measures and compares.
 
 >>> d, k, n = 11_037_220, 1_103_722, 4
 >>> small(k).sent(n) == 2 * (n - 1) / n * k * 4
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from spidersilk.checks import check_choice
+ALGORITHMS = ("ring", "tree", "best")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Cluster:
             raise ValueError(
                 f"latency = {self.latency} must be at least 0 seconds and bandwidth = {self.bandwidth} above 0 bytes/s"
             )
-        check_choice("algorithm", self.algorithm, ("ring", "tree", "best"))
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm = {self.algorithm!r} is not one of {', '.join(map(repr, ALGORITHMS))}")
 
     def all_reduce(self, size: float) -> float:
         """Seconds to sum vectors of `size` bytes, one of each worker."""
