@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -15,6 +16,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_search_for_modules() -> None:
+    """At its first step an optimizer looks for its model among all objects of the process, some 400,000 of which are
+    those of torch, numba and pytest: frozen, they are passed over, which makes the search 30 times faster."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
