@@ -8,12 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import links
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import links  # noqa: E402
 
 
 def measured(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
