@@ -32,7 +32,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

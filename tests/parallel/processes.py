@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import get_context
@@ -70,6 +72,8 @@ def _serve(pipe: Connection, store: str, rank: int, world: int, timeout: timedel
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
     groups = {n: dist.new_group(list(range(n)), timeout=timeout) for n in range(1, world + 1)}
+    gc.freeze()  # as in conftest.py: every wrapper here is made after it
+    warnings.filterwarnings("ignore", "gc.freeze")
     while True:
         function, ranks, args, kwargs = pipe.recv()
         try:
