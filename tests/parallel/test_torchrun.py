@@ -64,7 +64,7 @@ def test_the_example_learns_the_same_on_one_and_on_two(tmp_path: Path) -> None:
 
     assert len(lines(alone)) == 3
     assert lines(both) == lines(alone)
-    assert "going on from epoch 2" in more
+    assert "continuing from epoch 2" in more
     assert lines(more)[0].startswith("epoch 2")
 
 
