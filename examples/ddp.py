@@ -82,9 +82,7 @@ def train(epochs: int = 20, samples: int = 4000, checkpoint: Path | None = None,
                 }
                 checkpoint.parent.mkdir(parents=True, exist_ok=True)
                 torch.save(state | {"epoch": epoch + 1}, checkpoint.with_suffix(".part"))
-                checkpoint.with_suffix(".part").replace(
-                    checkpoint
-                )  # atomic: never half a file
+                checkpoint.with_suffix(".part").replace(checkpoint)  # atomic: never half a file
 
     with torch.no_grad():
         accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()
