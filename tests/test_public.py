@@ -1,4 +1,4 @@
-"""The public names: there, documented, with examples that run, and with nothing pointing upward."""
+"""Public names exist and are documented, docstring examples run, imports point downward, modules have tests."""
 
 from __future__ import annotations
 

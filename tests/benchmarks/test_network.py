@@ -1,4 +1,4 @@
-"""benchmarks/network.py on a small model: what the kernel counts on a link is what the cost model says."""
+"""benchmarks/network.py on a small model: the bytes that the kernel counts are those of the cost model."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ def test_resumption_in_an_adaptive_loop_is_exact(make: Any, stop: int, micro: in
 
 @pytest.mark.parametrize("make", [silk.SparseSVRG, silk.SparseSpiderBoost])
 def test_an_optimizer_that_counts_by_itself_ends_its_loops_too(make: Any) -> None:
-    """Fed with what a loader gives another one, it agrees on what is an anchor."""
+    """Fed with the batches that a loader gave another optimizer, it agrees on which are anchors."""
     kinds: list[bool] = []
     task = Task()
     optimizer = make(task.model.parameters(), lr=0.3, k1=0.1, k2=0.1, generator=seeded())

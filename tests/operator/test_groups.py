@@ -31,7 +31,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def rows_by_length(shapes: list[tuple[int, ...]]) -> dict[int, list[list[int]]]:
-    """The coordinates of each row, by the length of the row, in plain lines."""
+    """The coordinates of each row, grouped by row length."""
     found: dict[int, list[list[int]]] = {}
     at = 0
     for shape in shapes:
@@ -233,7 +233,7 @@ TRAJECTORIES = [
 
 @pytest.mark.parametrize(("name", "problem_name", "backend"), TRAJECTORIES)
 def test_trajectory_equals_the_reference(name: str, problem_name: str, backend: str) -> None:
-    """With the same selections; and each selection is of the rows that M, as the reference has it, asks for."""
+    """Replays the same selections; each must hold the top rows of the reference's M."""
     problem = PROBLEMS[problem_name]()
     x0, method = problem.flat_x(), METHODS[name]
     options = {"k1": 0.15, "k2": 0.15, "groups": "rows", "backend": backend, "generator": seeded(4)}
@@ -287,7 +287,7 @@ def test_stopped_and_gone_on_bit_for_bit(name: str) -> None:
 
 @pytest.mark.parametrize("per_tensor", [False, True])
 def test_rows_of_two_dtypes(per_tensor: bool) -> None:
-    """One draw over both; each part has the rows of its own parameters."""
+    """One draw over both dtypes; each part holds the rows of its own parameters."""
     a, b = nn.Parameter(torch.ones(10, 4)), nn.Parameter(torch.ones(8, 4, dtype=torch.bfloat16))
     c = nn.Parameter(torch.ones(5))
     optimizer = silk.SparseSVRG([a, b, c], 0.05, k1=0.2, k2=0.2, groups="rows", per_tensor=per_tensor)
@@ -316,7 +316,7 @@ def test_rows_of_two_dtypes(per_tensor: bool) -> None:
 
 @pytest.mark.statistical
 def test_measures_know_of_rows() -> None:
-    """What a step tells of rtop's variance has the variance itself as its mean: within 4 standard errors."""
+    """The mean of the estimates of rtop's variance is that variance, within 4 standard errors."""
     shapes = [(9, 4), (9,), (5, 2, 2), (6, 1)]
     g = seeded(12)
     memory, y = torch.randn(2, 71, generator=g, dtype=torch.float64)

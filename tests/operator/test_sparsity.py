@@ -70,7 +70,7 @@ def test_residuals_are_those_of_the_definition() -> None:
 
 
 def test_mean_outside_energy_of_a_batch_follows_from_the_residuals() -> None:
-    """What a small step estimates, over all batches: g + (G - g) (n - b) / (b (n - 1)), at most g + G / b."""
+    """The mean over all batches is g + (G - g) (n - b) / (b (n - 1)), at most g + G / b."""
     g = torch.Generator().manual_seed(1)
     n, b = 6, 2
     memory, differences = torch.rand(9, generator=g), torch.randn(n, 9, generator=g, dtype=torch.float64)

@@ -36,7 +36,7 @@ def pool() -> Iterator[Pool]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_any_number_of_ranks_goes_the_same_way(pool: Pool, method: str) -> None:
-    """In float64. The batches of 37 and 7 divide by neither 2 nor 4, so ranks count by their samples."""
+    """In float64. Batches of 37 and 7 divide by neither 2 nor 4, so ranks are weighted by their samples."""
     steps = 100 if method in NAMED else 40
     alone, queries = trajectory(None, method, steps)
     for ranks in (2, 4):
@@ -104,7 +104,7 @@ def test_the_code_of_the_docs_runs(pool: Pool) -> None:
 
 @pytest.mark.parametrize("batch_size", [8, 3])
 def test_buffers_under_ddp(pool: Pool, batch_size: int) -> None:
-    """Those of rank 0 reach all ranks in anchors, and nothing hangs where a rank has no sample of its own."""
+    """Anchors broadcast the buffers of rank 0, and nothing hangs when a rank has no sample."""
     first, *others = pool.run(processes.ddp_with_buffers, batch_size)
     for states in others:
         assert all(torch.equal(a, b) for a, b in zip(states, first, strict=True))

@@ -23,7 +23,7 @@ from spidersilk.parallel.workers import Traffic
 @pytest.mark.parametrize("by_dataloader", [False, True])
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_the_parts_of_a_batch_make_it_up(world: int, by_dataloader: bool) -> None:
-    """Each sample on one rank; where there are fewer samples than ranks, one that counts nothing stands in."""
+    """Each sample is on one rank; with fewer samples than ranks, the others get a placeholder of weight 0."""
     x = torch.arange(50)
     samples = x.tolist() if by_dataloader else x
 
@@ -76,7 +76,7 @@ def test_checksums_see_every_bit_and_its_place() -> None:
 
 
 def test_checksums_are_those_of_any_device() -> None:
-    """What other devices do, in torch's operations, is what the compiled kernel does."""
+    """The torch operations used on other devices give the same as the compiled kernel."""
     words = torch.randint(-(2**62), 2**62, (1000,), generator=torch.Generator().manual_seed(0))
     by_hand = agreement.mixed(words + torch.arange(1, 1001) * agreement._GOLDEN).sum()
     assert int(checksum(words)) == int(by_hand)

@@ -76,7 +76,7 @@ def per_sample(model: nn.Module, loss: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 class Branching(nn.Module):
-    """A model that torch.func cannot vectorise: it looks at a value."""
+    """A model that torch.func cannot vectorise: it branches on a value."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The theorems as functions: their formulas, their ranges, and whether what they promise comes true."""
+"""The theorems as functions: their formulas, their ranges, and whether training keeps their promises."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class Quadratics:
             yield torch.arange(N) if size == N else torch.randperm(N, generator=g)[:size]
 
     def output(self, plan: planner.Plan, seed: int, loops: int, form: str) -> Tensor:
-        """One run with the plan's settings, and the point that its statement speaks of."""
+        """Run with the plan's settings; returns the point whose gradient the theorem bounds."""
         options: dict = {"reference": "previous", "lengths": "geometric", "output": "uniform", "last_v": True}
         if form != "recursive":
             options = {"reference": "anchor", "move": "selected" if form == "selected" else "all"}

@@ -48,7 +48,7 @@ def test_a_closure_that_forgets_to_zero_gradients_is_right_too() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_closure_that_reuses_its_gradient_tensor(name: str) -> None:
-    """What was read at the current point must not change when the closure writes the reference's over it."""
+    """The gradient at the current point must survive when the closure overwrites it with that at the reference."""
     results = []
     for reuses in (False, True):
         x = nn.Parameter(torch.linspace(-1, 1, 12, dtype=torch.float64))

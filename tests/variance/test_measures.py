@@ -1,4 +1,4 @@
-"""What a small step measures of its own variance."""
+"""The measures of a small step: its variance, captured energy and entropy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spidersilk.operator.sparsity import captured_energy, residuals
 
 
 def one_small_step(seed: int, k1: int = 8, k2: int = 6, **options: Any) -> tuple[silk.Measures, Tensor, Tensor]:
-    """Measures of the first small step of a small network, the same but for the selection; also M and y there."""
+    """Measures of the first small step of a small network, M and y; the seed changes only the selection."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     x, y = torch.randn(30, 4, dtype=torch.float64), torch.randint(3, (30,))

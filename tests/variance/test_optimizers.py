@@ -1,4 +1,4 @@
-"""Every optimizer against the plain reference, and the limits in which it must be another method."""
+"""Every optimizer against the plain reference, and the limits in which it equals another method."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_per_tensor_over_two_dtypes() -> None:
 @pytest.mark.parametrize("name", [n for n in SPARSE if "at anchors too" not in n])  # these draw before any replay
 @pytest.mark.parametrize("base", ["sgd", "momentum", "scheduled", "clipped", "channels last"])
 def test_one_pass_and_many_passes_agree(name: str, base: str) -> None:
-    """The fused path is taken or not, by base and layout; given the same selections, x, v, M and p.grad agree."""
+    """Fused and unfused updates agree in x, v, M and p.grad, given the same selections."""
 
     def go(backend: str, replay: list[silk.Selection] | None) -> tuple[list[Tensor], list[silk.Selection]]:
         torch.manual_seed(0)
@@ -407,7 +407,7 @@ def test_one_pass_and_many_passes_agree(name: str, base: str) -> None:
 
 @pytest.mark.parametrize("choose", ["anchor", "step"])
 def test_sparse_adamw_is_adamw_on_the_selected_coordinates(choose: str) -> None:
-    """Against AdamW's formula in plain lines, on x of 12 coordinates of which the top 4 of M move between anchors."""
+    """Against AdamW's formula written out, with 12 coordinates, of which the top 4 of M move between anchors."""
     d, k, lr, decay, eps, (beta1, beta2) = 12, 4, 0.05, 0.1, 1e-3, (0.8, 0.95)
     curvature = torch.linspace(0.5, 2.0, d, dtype=torch.float64)
     noise = torch.randn(30, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

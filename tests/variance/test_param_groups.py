@@ -13,7 +13,7 @@ import spidersilk as silk
 
 @pytest.mark.parametrize("name", METHODS)
 def test_frozen_parameters_are_left_out_of_d(name: str) -> None:
-    """As if the frozen layer were not a parameter at all; and it is never touched."""
+    """The same as if the frozen layer had no parameters; and it never changes."""
     model, other = net(), net()
     model[0].requires_grad_(False)
     optimizer = make(name, model, k1=4, k2=3)

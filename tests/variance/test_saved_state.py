@@ -88,7 +88,7 @@ def test_saving_changes_nothing(name: str, base: str) -> None:
 
 
 def test_loading_while_an_anchor_in_pieces_is_under_way() -> None:
-    """SparseSGD keeps no v between anchors, so that of a half anchor must not survive the loading."""
+    """SparseSGD keeps no v between anchors; the v of an unfinished anchor must not survive loading."""
     results = []
     for dirty in (False, True):
         model = net()
