@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.ready-to-run
 READY := $(VENV)/.ready-to-test
 
-.PHONY: demo test lint bench clean help
+.PHONY: demo test test-slow lint bench clean help
 
 help:
-	@echo "make demo   five optimizers on embedded data at equal queries: a table and a report (two minutes)"
-	@echo "make test   run the test suite"
-	@echo "make lint   ruff and pyright"
-	@echo "make bench  the published benchmarks; set SPIDERSILK_DATA to the folder that holds w8a/w8a.gz"
+	@echo "make demo       five optimizers on embedded data at equal queries: a table and a report (two minutes)"
+	@echo "make test       the quick tests (a few minutes on two cores)"
+	@echo "make test-slow  the others: long statistics, several processes, Triton's interpreter, the browser"
+	@echo "make lint       ruff and pyright"
+	@echo "make bench      two published benchmarks: the loader, and logistic regression on w8a"
+	@echo "make clean      remove .venv and what the tools left behind"
+	@echo "Set SPIDERSILK_DATA to the folder of the data sets; tests that need it are skipped without it."
 
 $(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,7 +29,10 @@ demo: $(RUNS)
 	$(BIN)/spidersilk demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

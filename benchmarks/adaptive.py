@@ -56,7 +56,7 @@ def queries_to(rows: list[dict], target: float) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--budget", type=float, default=2.0, help="queries over N")
+    parser.add_argument("--budget", type=float, default=2.0, help="gradient queries over N")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--to", type=Path, default=RESULTS)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _figures(folder: Path, configs: list[RunConfig]) -> dict:
-    """Medians over seeds; a run that never got there counts as infinite, and a median of these as None."""
+    """Medians over seeds; a run that never reaches the target counts as infinite, and an infinite median is None."""
     runs, diverged, lengths = [], 0, []
     for config in configs:
         rows = [json.loads(line) for line in (folder / config.name / "metrics.jsonl").read_text().splitlines()]

@@ -1,13 +1,15 @@
-"""Table 1's entropies under other readings of how they were measured: pixels, channels, first weights, batch, time.
+"""The entropies of Table 1 under other assumptions: pixel scale, channels, initial weights, batch size, time.
 
 python benchmarks/entropy.py --save        # needs MNIST, CIFAR-10 and SVHN (SPIDERSILK_DATA)
 
-Entropy of M = |v| at the first anchor, so before training, for FC and CNN; each variant changes one or two things of
-ours (three equal channels for MNIST, pixels in [0, 1], torch's first weights, a batch of 1000). Then readings of the
-entropy after training: that of a network whose hidden units are dead, all or all but one, after SpiderBoost has trained
-what is left of it; for ResNet-18 that of the sparse forms' M, whose random coordinates are scaled, at the end of the
-first loops (`--only resnet18 --data svhn`, say; minutes for each loop on one core). And the loss of guessing by class
-frequency.
+Before training: the entropy of M = |v| at the first anchor, for FC and CNN. The baseline has three equal channels for
+MNIST, pixels in [0, 1], torch's initial weights and a batch of 1000; each variant changes one or two of these.
+
+After training: for FC and CNN, the entropy of a network in which all hidden units but at most one are dead, after
+SpiderBoost has trained the rest; for ResNet-18, the entropy of the sparse methods' M, whose random coordinates are
+scaled, at the end of the first loops (`--only resnet18 --data svhn`; minutes per loop on one core).
+
+Also the loss of guessing by class frequency.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from spidersilk.lab.tasks.models import MODELS
 from spidersilk.variance.variance_reduced import VarianceReduced
 
 SEEDS = 5
-SAMPLES = 10_000  # the batches are drawn from the first of each set
+SAMPLES = 10_000  # batches are drawn from the first samples of each set
 
 
 def one_channel(x: Tensor) -> Tensor:
@@ -60,7 +62,7 @@ def as_is(model: nn.Module) -> None:
 
 
 Change = Callable[[Tensor], Tensor]
-# what it is called: (what becomes of pixels in [0, 1], first weights, batch, steps taken before M is looked at)
+# Name: (transform of pixels in [0, 1], initial weights, batch size, steps before M is measured)
 VARIANTS: dict[str, tuple[Change, Callable[[nn.Module], None], int, int]] = {
     "ours": (lambda x: x, as_is, 1000, 0),
     "pixels 0 to 255": (lambda x: 255 * x, as_is, 1000, 0),
@@ -77,7 +79,7 @@ VARIANTS: dict[str, tuple[Change, Callable[[nn.Module], None], int, int]] = {
 }
 
 
-# The sparse forms at the paper's 10 %, and the dense one.
+# The sparse methods at the paper's 10 %, and the dense one.
 FORMS: dict[str, Callable[[nn.Module], VarianceReduced]] = {
     "SpiderBoost": lambda model: silk.SpiderBoost(model.parameters(), 0.1),
     "Algorithm 1": lambda model: silk.SparseSpiderBoost(model.parameters(), 0.1, k1=0.05, k2=0.05),
@@ -86,8 +88,8 @@ FORMS: dict[str, Callable[[nn.Module], VarianceReduced]] = {
 
 
 def kill(model: nn.Module, alive: int = 0) -> None:
-    """Beside the first `alive`, no unit of the last hidden layer is ever positive; with none of them only the ten
-    output biases have a gradient."""
+    """Kill all units of the last hidden layer but the first `alive`: with 0 alive, only the ten output biases have a
+    gradient."""
     hidden = [m for m in model.modules() if isinstance(m, nn.Linear)][-2]
     with torch.no_grad():
         hidden.weight[alive:] = 0.0
@@ -103,7 +105,7 @@ def memories(
     seed: int,
     form: str = "SpiderBoost",
 ) -> Iterator[Tensor]:
-    """M after an anchor and after each of `steps` more steps of a form of SpiderBoost at the paper's settings."""
+    """M after an anchor and after each of `steps` small steps of a SpiderBoost variant, at the paper's settings."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = FORMS[form](model)
     memory = torch.empty(0)
@@ -174,7 +176,7 @@ def networks(seeds: int) -> dict[str, Any]:
             row = _row({**place, "variant": variant}, before, values)
             figures["before"].append({**row, "off": round(sum(row["values"]) / seeds - before, 2)})
         figures["dead"].append(_row(place, after, [measure_dead(model, images, seed) for seed in range(seeds)]))
-        if model == "fc":  # the CNN's printed ones are those of a dead network
+        if model == "fc":  # the paper's values for the CNN are those of a dead network
             for variant in ("ours", "one channel, the others 0"):
                 change = VARIANTS[variant][0]
                 values = [measure_dead(model, images, seed, alive=1, change=change) for seed in range(seeds)]
@@ -199,10 +201,10 @@ def _row(place: dict[str, Any], printed: float, values: list[float]) -> dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of FC and CNN; ResNet-18 has one")
-    parser.add_argument("--only", choices=["networks", "resnet18"], help="FC and CNN, or ResNet-18; both unless given")
-    parser.add_argument("--data", default="cifar10,svhn", help="of ResNet-18, separated by commas")
-    parser.add_argument("--loops", type=int, default=2, help="of ResNet-18")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds for FC and CNN; ResNet-18 has one")
+    parser.add_argument("--only", choices=["networks", "resnet18"], help="FC and CNN, or ResNet-18; default: both")
+    parser.add_argument("--data", default="cifar10,svhn", help="data sets for ResNet-18, separated by commas")
+    parser.add_argument("--loops", type=int, default=2, help="outer loops of ResNet-18")
     parser.add_argument("--save", action="store_true", help="write entropy.json and entropy_resnet18_DATA.json")
     parser.add_argument("--to", type=Path, default=record.RESULTS, help="folder to write to")
     given = parser.parse_args()

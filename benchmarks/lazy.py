@@ -1,7 +1,7 @@
 """The time of a small step on BPR matrix factorisation as users and items grow: LazySVRG, and SparseSVRG over rows.
 
-The sizes take turns, so that a busy machine slows all of them alike; seconds of this thread's CPU time are given beside
-those of the clock. `others` is the part of a step outside of the closure.
+The sizes take turns, so a busy machine slows all of them alike. Both wall-clock seconds and CPU seconds of this thread
+are recorded. `others` is the part of a step outside the closure.
 
 python benchmarks/lazy.py --save
 """
@@ -25,7 +25,7 @@ USERS, ITEMS = 943, 1682  # MovieLens 100K
 
 
 class Case:
-    """A model of its size, its optimizer, and the times of its steps."""
+    """A model of one size, its optimizer, and the times of its steps."""
 
     def __init__(self, lazy: bool, factor: int, rank: int, batch: int, choose: str, seed: int):
         torch.manual_seed(seed)
@@ -92,7 +92,7 @@ def main() -> None:
         }
         for loop in range(given.loops):
             for case in cases.values():
-                if loop == 1:  # the first was for warming up
+                if loop == 1:  # the first loop is a warm-up
                     case.forget()
                 for t in range(given.inner):
                     case.step(anchor=t == 0)

@@ -1,16 +1,16 @@
-"""A small network inside this machine: one namespace for each worker, a bridge between them, and a limit on each link.
+"""A small network inside one machine: a namespace for each worker, a bridge between them, and a limit on each link.
 
-    obstacle()                 # why it cannot be had here, or None
-    enter()                    # begins the script again in a namespace of its own
-    with Network() as net:     # inside: a bridge
-        net.start([...], {})   # the workers' command lines; each gets a link
+    obstacle()                 # why this machine cannot do it, or None
+    enter()                    # restarts the script in its own namespace
+    with Network() as net:     # there: makes the bridge
+        net.start([...], {})   # command lines of the workers; each gets a link
         net.wait()
-    join(number, True)         # in a worker: takes up its link
-    limit(100)                 # in a worker: Mbit/s on the way out
-    Counters.read(True)        # in a worker: what its link has carried
+    join(number, True)         # in a worker: connects to its link
+    limit(100)                 # in a worker: limits outgoing traffic, in Mbit/s
+    Counters.read(True)        # in a worker: bytes that its link has carried
 
-Nothing stays behind: the namespaces end with the processes. A user who is not root gets them through a user namespace,
-where the system allows it.
+The namespaces end with the processes, so nothing has to be cleaned up. Without root they are made inside a user
+namespace, where the system allows it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INSIDE = "SPIDERSILK_NAMESPACE"
 
 
 def command(*words: str) -> str:
-    """Run a command and return what it prints; a failure says what it was and why."""
+    """Run a command and return its output; an error names the command and the cause."""
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PATH": PATH}, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or 'exit status ' + str(done.returncode)}")
@@ -45,7 +45,7 @@ def unshare() -> list[str]:
 
 
 def obstacle() -> str | None:
-    """Why there can be no such network here; None if there can be one."""
+    """Why this machine cannot make such a network; None if it can."""
     missing = [tool for tool in ("unshare", "ip", "tc") if shutil.which(tool, path=PATH) is None]
     if missing:
         return f"{' and '.join(missing)} not found (util-linux and iproute2 have them)"
@@ -65,7 +65,7 @@ def inside() -> bool:
 
 
 def enter() -> NoReturn:
-    """Begin this very command again, in a network namespace of its own."""
+    """Restart this command in its own network namespace."""
     environment = os.environ | {"PATH": PATH, _INSIDE: "1"}
     os.execvpe("unshare", [*unshare(), sys.executable, *sys.argv], environment)
 
@@ -115,7 +115,7 @@ class Network:
         command("ip", "link", "set", port, "master", "switch", "up")
 
     def wait(self) -> None:
-        """Until all workers are done; if one fails, the others end too."""
+        """Wait for all workers; if one fails, end the others."""
         while any(worker.poll() is None for worker in self.workers):
             failed = [number for number, worker in enumerate(self.workers) if worker.poll() not in (None, 0)]
             if failed:
@@ -129,7 +129,7 @@ class Network:
 
 
 def join(number: int, shaped: bool) -> None:
-    """Wait for the link, give it an address, and end this process when the one that started it ends."""
+    """Wait for the link and give it an address. This process ends when its parent does."""
     if sys.stdin.readline() != "go\n":
         sys.exit(1)
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
@@ -140,7 +140,7 @@ def join(number: int, shaped: bool) -> None:
 
 
 def limit(mbit: float | None) -> None:
-    """Limit this worker's link, on the way out, to so many Mbit/s; None takes the limit away.
+    """Limit this worker's outgoing traffic, in Mbit/s; None removes the limit.
 
     Queue and burst hold a millisecond or what one frame of a segmenting sender needs; nothing is dropped, as a socket
     has less than the queue's 16 MB under way.
@@ -154,7 +154,7 @@ def limit(mbit: float | None) -> None:
 
 @dataclass(frozen=True)
 class Counters:
-    """What a link has carried on the way out, by two counters of the kernel.
+    """Outgoing traffic of a link, by two counters of the kernel.
 
     interface: tx_bytes of the device, from /proc/net/dev (/sys would show the namespace that mounted it). A sender that
         leaves segmentation to the device hands over up to 64 kB with one header, and they are counted so.
@@ -183,5 +183,5 @@ class Counters:
 
     @property
     def payload(self) -> int:
-        """Bytes without the frames' headers: what the processes have sent."""
+        """Bytes that the processes have sent: without headers of frames."""
         return self.wire - HEADERS * self.frames

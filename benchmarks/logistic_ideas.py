@@ -1,4 +1,4 @@
-"""Does sparsity pay on logistic regression once dense SVRG is tuned as well? What was tried, all counted the same way.
+"""Does sparsity pay on logistic regression if dense SVRG is tuned as well? Several variants, counted the same way.
 
 python benchmarks/logistic_ideas.py --save      # needs a9a, w8a, MNIST (SPIDERSILK_DATA)
 
@@ -14,8 +14,8 @@ coordinates and count 2 b k / d at a small step, SVRG 2 b. A loop is m = B d / (
     selected      only the selected coordinates move, unscaled
     selected by importance
 
-A plain loop in numba, apart from the library, so that a form can be tried in a line. `SVRG`, `rtop` and `selected` are
-the library's `SVRG`, `SparseSVRG` and its `move="selected"`, but for M of `rtop`, which takes in anchors too.
+A plain numba loop, separate from the library, so that a variant is one line. `SVRG`, `rtop` and `selected` are the
+library's `SVRG`, `SparseSVRG` and `SparseSVRG(move="selected")`, except that anchors also update M of `rtop`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ WAYS = ("plain", "growing anchors", "Adagrad")
 SETS = ("a9a", "w8a", "mnist")
 TARGET, BUDGET, EVERY, K1, K2, ALPHA = 1e-5, 20.0, 0.1, 0.05, 0.05, 0.5
 LARGE = {50: (16.0, 32.0, 64.0), 10: (4.0, 8.0, 16.0)}  # batch size: steps
-SMALL = {50: (4.0, 8.0, 16.0), 10: (1.0, 2.0, 4.0)}  # of the forms whose scaled entries move all of x
+SMALL = {50: (4.0, 8.0, 16.0), 10: (1.0, 2.0, 4.0)}  # for variants whose scaled entries move all of x
 ADAGRAD = {50: (3.0, 6.0, 10.0), 10: (3.0, 6.0, 10.0)}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows times their labels, by columns of the entries that are not 0; l2 with 1 / n."""
+    """Rows times their labels, stored as nonzero entries and their columns; l2 with 1 / n."""
 
     starts: Array
     columns: Array
@@ -97,7 +97,7 @@ def add_gradient(starts: Array, columns: Array, values: Array, rows: Array, x: A
 
 @numba.njit(cache=True)
 def draw(memory: Array, by_importance: bool, k1: int, k2: int, chosen: Array, scale: Array) -> None:
-    """Which coordinates, and what makes their differences unbiased."""
+    """The selected coordinates, and the factors that make their differences unbiased."""
     d, k = len(memory), k1 + k2
     chosen[:] = False
     if not by_importance:
@@ -200,9 +200,11 @@ def _finite(value: float) -> float | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sets", default=",".join(SETS), help="separated by commas; each is saved when it is done")
+    parser.add_argument(
+        "--sets", default=",".join(SETS), help="data sets, separated by commas; each is saved when it is finished"
+    )
     parser.add_argument("--save", action="store_true", help="write results/benchmarks/logistic_ideas.json")
-    parser.add_argument("--fresh", action="store_true", help="forget the other sets of the file that is there")
+    parser.add_argument("--fresh", action="store_true", help="discard the other sets of an existing file")
     given = parser.parse_args()
     path = record.RESULTS / "logistic_ideas.json"
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.is_file() and not given.fresh else {}

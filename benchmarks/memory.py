@@ -1,11 +1,11 @@
-"""Gradients and optimizer state during small steps: SparseSGD with rows over AdamW, against AdamW itself; ResNet-18.
+"""Memory of gradients and optimizer state at small steps of ResNet-18: SparseSGD with rows over AdamW, against AdamW.
 
 python benchmarks/memory.py --save
 python benchmarks/memory.py --device cuda --batch 100 --save
 
-Counts the bytes of the tensors that are there: the gradients when the backward pass is over (what is in p.grad and what
-a capture has taken), and the base's state after the step. M, the anchor's gradient and the anchor's p.grad are beside.
-On CUDA also the allocator's peaks over whole steps, activations included.
+Counts the bytes of live tensors: the gradients after the backward pass (in p.grad, or captured), and the state of the
+base optimizer after the step. M, the anchor's gradient and p.grad at an anchor are listed separately. On CUDA also the
+allocator's peak over a whole step, activations included.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)
         loss.backward()
-        with torch._C.DisableTorchFunction():  # a capture would take it for a use of the gradients
+        with torch._C.DisableTorchFunction():  # else a capture would see a use of the gradients
             seen["in p.grad"] = size(p.grad for p in params)
         return loss
 

@@ -4,14 +4,14 @@ python benchmarks/network.py --save              # the published figures, about 
 python benchmarks/network.py --tune --save       # where the step sizes come from
 python benchmarks/network.py --rates 1000 --workers 2 --repeats 1 --seeds 0     # a quick look
 
-Workers are processes in network namespaces of their own, joined by a bridge, each link limited by tc on its way out.
-The model is an MLP of 11 million parameters on scikit-learn's digits, with 8 samples on each worker, so that the wire
-is what is measured. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD (of entries, and of whole rows) and
-SparseSVRG. In each round every method has its turn, and figures are medians over the rounds; a block of steps during
-which other programs used the processors is tried again, and the quieter attempt counts. The cost model of
-spidersilk.scaling is fitted to plain messages and compared with the steps.
+Each worker is a process in its own network namespace; a bridge joins them, and tc limits each link's outgoing traffic.
+The model is an MLP of 11 million parameters on scikit-learn's digits, with only 8 samples on each worker, so that
+sending dominates. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD (entries, and whole rows) and
+SparseSVRG. Methods take turns, and results are medians over rounds. A block of steps that other programs disturbed is
+repeated, and the quieter attempt counts. The cost model of benchmarks/scaling.py is fitted to plain messages and
+compared with the steps.
 
-A run that is broken off goes on where it was when it is started again with the same options.
+An interrupted run continues when it is started again with the same options.
 """
 
 from __future__ import annotations
@@ -49,25 +49,31 @@ GRID = (0.1, 0.2, 0.4)
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", type=float, nargs="+", default=[100, 1000, 10000], help="of the links, in Mbit/s")
     parser.add_argument(
-        "--workers", type=int, nargs="+", default=[2, 4], help="how many processes; a list is run in turn"
+        "--rates", type=float, nargs="+", default=[100, 1000, 10000], help="rates of the links, in Mbit/s"
+    )
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[2, 4], help="numbers of processes, one after the other"
     )
     parser.add_argument("--steps", type=int, default=10, help="updates of an outer loop, its anchor included")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds in which every method has its turn")
-    parser.add_argument("--patience", type=float, default=5, help="seconds to wait for quiet processors at each block")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; each times every method once")
+    parser.add_argument("--patience", type=float, default=5, help="seconds to wait for idle processors at each block")
     parser.add_argument("--k", type=float, default=0.1, help="share of the coordinates that a small step sends")
     parser.add_argument("--batch", type=int, default=8, help="samples on each worker")
-    parser.add_argument("--rank", type=int, default=4, help="of PowerSGD's factors")
-    parser.add_argument("--width", type=int, default=2330, help="of the three hidden layers; 2330 is 11 M parameters")
+    parser.add_argument("--rank", type=int, default=4, help="rank of PowerSGD's factors")
+    parser.add_argument(
+        "--width", type=int, default=2330, help="width of the three hidden layers; 2330 is 11 M parameters"
+    )
     parser.add_argument("--target", type=float, default=0.5, help="training loss to reach")
-    parser.add_argument("--target-rate", type=float, default=1000, help="the rate, in Mbit/s, at which that is timed")
+    parser.add_argument(
+        "--target-rate", type=float, default=1000, help="rate, in Mbit/s, at which the time to the target is measured"
+    )
     parser.add_argument("--seeds", type=int, default=2, help="runs to the target for each method; 0 leaves them out")
-    parser.add_argument("--max-steps", type=int, default=300, help="after which a run to the target gives up")
+    parser.add_argument("--max-steps", type=int, default=300, help="give up a run to the target after this many steps")
     parser.add_argument("--tune", action="store_true", help="only count steps to the target, for a grid of step sizes")
-    parser.add_argument("--fresh", action="store_true", help="forget what a broken-off run had measured")
+    parser.add_argument("--fresh", action="store_true", help="discard the measurements of an interrupted run")
     parser.add_argument("--save", action="store_true", help="write results/benchmarks/network.json and .png")
-    parser.add_argument("--name", default="network", help="of the files that --save writes")
+    parser.add_argument("--name", default="network", help="name of the files that --save writes")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder that --save writes to")
     given = parser.parse_args()
     if min(given.workers) < 2 or max(given.workers) > 200:
@@ -78,14 +84,14 @@ def options() -> argparse.Namespace:
 
 
 def parts(given: argparse.Namespace, workers: int) -> list[list[Any]]:
-    """What is to be measured with so many workers, in order."""
+    """The parts to measure with this number of workers, in order."""
     if given.tune:
         return [["target", None, name, seed, lr] for seed in range(given.seeds) for name in METHODS for lr in GRID]
     turns = range(given.repeats)
     found: list[list[Any]] = [["passes"], *(["local", name, turn] for turn in turns for name in METHODS)]
     for rate in given.rates:
         found += [["messages", rate], *(["rate", rate, name, turn] for turn in turns for name in METHODS)]
-    if workers == given.workers[0]:  # the arithmetic is that of so many samples: not compared across workers
+    if workers == given.workers[0]:  # the number of workers sets the batch: not comparable
         found += [
             ["target", given.target_rate, name, seed, TUNED[name]] for seed in range(given.seeds) for name in METHODS
         ]
@@ -93,7 +99,7 @@ def parts(given: argparse.Namespace, workers: int) -> list[list[Any]]:
 
 
 def measure(given: argparse.Namespace, settings: Settings, shaped: bool, partial: Path) -> list[dict[str, Any]]:
-    """Run what the partial file does not have yet, and return all of it."""
+    """Measure the parts that the partial file lacks, and return all of them."""
     done = read(partial)
     for n in given.workers:
         todo = [part for part in parts(given, n) if [n, *part] not in [row["part"] for row in done]]
@@ -116,7 +122,7 @@ def read(partial: Path) -> list[dict[str, Any]]:
     if not partial.exists():
         return []
     lines = partial.read_text().splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]  # a run may have died while it wrote the last
+    return [json.loads(line) for line in lines if line.endswith("}")]  # an interrupted run may have left half a line
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The figures of benchmarks/network.py: ratios, the cost model beside what was measured, an outlook, tables, a plot."""
+"""The results of benchmarks/network.py: ratios, the cost model against measurements, predictions, tables, a plot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from network_worker import METHODS, OURS, Settings, mlp, summary
-
-from spidersilk.scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
+from scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
 
 Row = dict[str, Any]
 LABELS = {
@@ -45,7 +44,7 @@ def figures(rows: list[Row], settings: Settings) -> dict[str, Any]:
 
 
 def rounds(own: dict[tuple[Any, ...], Any], *title: Any) -> dict[str, Any]:
-    """Of every method and kind of step, the median over rounds."""
+    """The median over rounds, for every method and kind of step."""
     found: dict[str, dict[str, list[Row]]] = {}
     for part, kinds in own.items():
         if part[: len(title)] == title:
@@ -55,7 +54,7 @@ def rounds(own: dict[tuple[Any, ...], Any], *title: Any) -> dict[str, Any]:
 
 
 def model(local: dict[str, Any], shapes: list[tuple[int, ...]], settings: Settings) -> dict[str, Step]:
-    """The steps of every method with the local times that were measured; nothing of them is fitted to a network."""
+    """The steps of every method, with measured local times; nothing here is fitted to the network."""
     d = sum(math.prod(shape) for shape in shapes)
     k = math.ceil(settings.k * d)
     rows = round(local["SparseSGD-rows"]["small"]["counted"] / 4)  # rows differ in length
@@ -69,7 +68,7 @@ def model(local: dict[str, Any], shapes: list[tuple[int, ...]], settings: Settin
 
 
 def fit(n: int, messages: dict[str, Any]) -> Cluster:
-    """Latency and bandwidth, by least squares of relative errors over plain all-reduces."""
+    """Latency and bandwidth, fitted to plain all-reduces by least squares of the relative errors."""
     sizes = torch.tensor([float(size) for size in messages], dtype=torch.float64)
     seconds = torch.tensor([entry["seconds"] for entry in messages.values()], dtype=torch.float64)
     table = torch.stack((torch.full_like(sizes, 2 * (n - 1)), 2 * (n - 1) / n * sizes), 1) / seconds[:, None]
@@ -131,7 +130,7 @@ def at_rate(n: int, measured: dict[str, Any], steps: dict[str, Step], settings: 
 
 
 def to_target(targets: list[tuple[Any, Any]], rates: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Timed at one rate; at every rate, the steps that were counted times their measured length."""
+    """Time to the target: measured at one rate; at the others, counted steps times their measured length."""
     found: dict[str, Any] = {}
     for name in METHODS:
         own = [(part, figure) for part, figure in targets if part[2] == name]
@@ -169,7 +168,7 @@ ASSUMED = {
 
 
 def outlook(steps: dict[str, Step], settings: Settings) -> dict[str, Any]:
-    """What the model says of many workers: of the MLP with its measured local times, and of a model of 1e9."""
+    """Predictions for many workers: the MLP with its measured local times, and a model of 1e9 parameters."""
     d = sum(math.prod(shape) for shape in LARGE)
     k, a = math.ceil(settings.k * d), ASSUMED
     evaluation = a["forward"] + a["backward"]
@@ -216,7 +215,7 @@ def _gbit(bandwidth: float) -> float | None:
 
 
 def tuning(rows: list[Row], settings: Settings) -> dict[str, Any]:
-    """Steps to the target by method and step size, and the best one; printed too."""
+    """Print and return the steps to the target by method and step size, and the best step size."""
     found: dict[str, Any] = {"settings": asdict(settings), "steps_to_target": {}}
     for name in METHODS:
         table: dict[str, list[Any]] = {}
@@ -266,7 +265,7 @@ def tables(found: dict[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Step time against the rate, as measured and by the model; time to the target."""
+    """Plot step time against the rate, measured and predicted, and the time to the target."""
     import matplotlib
 
     matplotlib.use("Agg")

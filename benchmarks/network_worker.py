@@ -1,6 +1,6 @@
-"""One worker of benchmarks/network.py: the methods, what is timed and what is counted. Started by it, not by hand.
+"""One worker of benchmarks/network.py, which starts it: the methods, the timing and the counters.
 
-Every worker runs the same list of parts in the same order; rank 0 writes a line of JSON for each part that is done.
+Every worker runs the same list of parts in the same order; rank 0 writes a line of JSON for each finished part.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from torch.nn.parallel import DistributedDataParallel
 import spidersilk as silk
 from spidersilk.parallel.workers import leave
 
-LOUD = 0.25  # of a processor, used by other programs
-FACTOR_WARM_UP = 2  # dense steps before PowerSGD begins: torch's hook wants at least that
+LOUD = 0.25  # processors used by other programs: more is too noisy
+FACTOR_WARM_UP = 2  # dense steps before PowerSGD begins: the minimum of torch's hook
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all parts of one measurement share; a partial file is of one Settings."""
+    """Settings shared by all parts of one measurement; a partial file belongs to one Settings."""
 
     width: int  # of the MLP's three hidden layers
     batch: int  # on each worker
@@ -62,7 +62,7 @@ def mlp(width: int) -> nn.Sequential:
 
 
 class Method:
-    """A model, its optimizer, and a step of the number `t`: which batch it gets, and whether it is an anchor."""
+    """A model and its optimizer; step `t` decides which batch it gets and whether it is an anchor."""
 
     def __init__(self, name: str, given: Settings, group: Any, seed: int, lr: float):
         torch.manual_seed(seed)
@@ -163,7 +163,7 @@ class Worker:
         dist.barrier()
 
     def block(self, steps: Callable[[], Any], count: int) -> dict[str, Any]:
-        """Seconds and bytes of each of `count` steps, together; what is read is read outside the clock."""
+        """Mean seconds and bytes of `count` steps; counters are read outside the clock."""
         dist.barrier()
         before, own, all_of_it = links.Counters.read(self.shaped), time.process_time(), processor_seconds()
         dist.barrier()
@@ -171,7 +171,7 @@ class Worker:
         steps()
         seconds = time.perf_counter() - start
         own, all_of_it = time.process_time() - own, processor_seconds() - all_of_it
-        dist.barrier()  # behind it all that was sent has left this worker
+        dist.barrier()  # after it, everything sent has left this worker
         after = links.Counters.read(self.shaped).since(before)
         sharing = count if self.shaped else count * self.n  # loopback is one device for all
         return {
@@ -183,7 +183,7 @@ class Worker:
         }
 
     def wait_for_quiet(self) -> None:
-        """Until other programs leave the processors alone for a moment, or patience ends."""
+        """Wait until other programs leave the processors idle for a moment, or patience ends."""
         if self.rank == 0:
             end = time.monotonic() + self.given.patience
             while time.monotonic() < end:
@@ -194,7 +194,7 @@ class Worker:
         dist.barrier()
 
     def method(self, name: str, group: Any) -> Method:
-        """The one to be timed, past what only first steps do."""
+        """The method to time, after the work that only its first steps do."""
         key = name, group is self.alone
         if key not in self._made:
             made = Method(name, self.given, group, 0, self.given.lr[name] / 10)
@@ -203,7 +203,7 @@ class Worker:
         return self._made[key]
 
     def blocks(self, method: Method) -> dict[str, Any]:
-        """A block of each kind of step; of two attempts, the one during which other programs did least."""
+        """Time a block of each kind of step, twice; keep the attempt that other programs disturbed least."""
         if method.kind(0) == "step":
             turns = {"step": range(1, 3 if method.name == "dense" else self.given.m)}
         else:
@@ -221,18 +221,18 @@ class Worker:
                 if kind not in best or found[kind]["others"] < best[kind]["others"]:
                     best[kind] = found[kind]
             quiet = torch.tensor([all(best[kind]["others"] < LOUD for kind in turns)])
-            dist.broadcast(quiet, 0)  # workers must go on together, and each has counted by itself
+            dist.broadcast(quiet, 0)  # each worker has counted by itself, and all must decide alike
             if quiet:
                 break
         return best
 
     def local(self, name: str, turn: int) -> None:
-        """With all workers at work and nothing sent: a group of one for each."""
+        """Local times: all workers busy, nothing sent (each is a group of one)."""
         self.limit(None)
         self.put(["local", name, turn], self.blocks(self.method(name, self.alone)))
 
     def rate(self, mbit: float, name: str, turn: int) -> None:
-        """The same with a link between them."""
+        """The same, with a link between the workers."""
         self._made = {key: made for key, made in self._made.items() if not key[1]}
         self.limit(None)
         method = self.method(name, self.world)
@@ -278,7 +278,7 @@ class Worker:
 
     def target(self, mbit: float | None, name: str, seed: int, lr: float) -> None:
         """Train until the loss is at the target; only steps are on the clock."""
-        self.method(name, self.alone)  # what is compiled at a first step is compiled now
+        self.method(name, self.alone)  # compile before the clock starts
         self._made.clear()
         self.limit(mbit)
         method = Method(name, self.given, self.world, seed, lr)

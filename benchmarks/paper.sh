@@ -1,30 +1,34 @@
 #!/usr/bin/env bash
-# The paper's experiments at its own scale on one GPU, in pieces of some minutes, most telling runs first.
+# The paper's experiments at full scale on one GPU, in pieces of a few minutes, most important runs first.
 #
 #   benchmarks/paper.sh PIECE OUT [SECONDS]
 #
 # PIECE    needs                       does
 # small    mnist, ptb, perhaps svhn    Figure 1 right, Figure 2, sparsity sweep, Table 1 of FC and CNN
-# seeds    mnist, perhaps svhn         what of these takes under a minute, with SEEDS seeds
+# seeds    mnist, perhaps svhn         those of small that take under a minute, with SEEDS seeds
 # cifar    cifar10                     Figure 1 left, Table 1 of FC and CNN
-# language ptb                         Figure 2, most telling runs first, then with a vocabulary of 10,000
+# language ptb                         Figure 2, then with a vocabulary of 10,000
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
 # tune     cifar10, ptb, mnist         SGD, momentum, AdamW, SparseSGD and SparseAdamW tuned: ResNet-18, CNN, language
-# longer   cifar10                     the CNN of tune once more, tuned at 8 N for runs to 8 N
-# ideas    mnist, cifar10              benchmarks/network_ideas.py of the CNN
+# longer   cifar10                     the CNN of tune, tuned at 8 N for runs to 8 N
 # logistic mnist                       logistic regression tuned, on the CPU
 # others   cifar10, ptb, mnist         the other methods of the tasks of tune
-# rest     all                         what `reproduce all` has not finished; MovieLens 1M, vocabulary 10,000 too
+# rest     all                         the rest of `reproduce all`; also MovieLens 1M and a vocabulary of 10,000
 #
-# OUT gets what JSON files were added to, to be copied into results/. What results/ or an earlier piece has finished is
-# not run again. SECONDS (500) is when runs are stopped; give the machine a minute more. Runs lie in RUNS
-# (/tmp/spidersilk-runs): with them still there, a stopped run goes on where it was. JOBS (14) is the number of runs side
-# by side in small, seeds, language (at most 8), longer, ideas, rest; SEEDS (3) that of the seeds in seeds; MPS=0 does
-# without NVIDIA's MPS, by which small kernels of several processes run at once. Pieces that add to different files can
-# run side by side; then start MPS before them (in /tmp/spidersilk-mps), since the piece that starts it ends it.
-# SPIDERSILK_DATA is the folder of the data.
+# OUT receives the JSON files that changed; copy them into results/. Runs that results/ or an earlier piece has finished
+# are not repeated. Runs are stopped after SECONDS (500); allow the machine a minute more.
+#
+# Environment variables, with their defaults:
+# RUNS             folder of the runs (/tmp/spidersilk-runs); runs found there are continued
+# JOBS             runs side by side (14) in small, seeds, language (at most 8), longer and rest
+# SEEDS            number of seeds (3) in seeds
+# MPS              0: without NVIDIA's MPS, which lets small kernels of several processes run at once
+# SPIDERSILK_DATA  folder of the data sets
+#
+# Pieces that write different files can run side by side. Then start MPS first (in /tmp/spidersilk-mps): a piece that
+# starts it also ends it.
 set -u
-piece=${1:?small, seeds, cifar, language, entropy, tune, longer, ideas, logistic, others or rest}
+piece=${1:?small, seeds, cifar, language, entropy, tune, longer, logistic, others or rest}
 out=${2:?folder for the results}
 seconds=${3:-500}
 runs=${RUNS:-/tmp/spidersilk-runs}
@@ -32,7 +36,7 @@ jobs=${JOBS:-14}
 python=${PYTHON:-python3}
 began=$(date +%s)
 cd "$(dirname "$0")/.."
-held=$runs/held given=$runs/given # what pieces on this machine add to, and what results/ had of it
+held=$runs/held given=$runs/given # results with additions, and as results/ had them
 mkdir -p "$out" "$held" "$given"
 for file in results/paper/paper_*.json results/tune/tune_*.json ; do
     if [ -f "$file" ] && ! cmp -s "$file" "$given/$(basename "$file")"; then # new, or changed in results/ since
@@ -100,7 +104,7 @@ seeds)
         --only 'figure1-right-*,sparsity-*,table1-cnn-mnist,table1-fc-mnist,table1-cnn-svhn,table1-fc-svhn'
     ;;
 cifar)
-    # Eight at a time: a ResNet fills the GPU by itself, but at equal pace the curves can be compared when time is over.
+    # One ResNet fills the GPU; eight at a time run at equal pace, so their curves can be compared when time is over.
     first=$(printf 'figure1-left-%s,' sgd spiderboost sparse-spiderboost sparse-sgd sparse-svrg \
         sparse-spiderboost-adaptive)
     reproduce cifar 8 figure1,table1 --only "${first}table1-cnn-cifar10,table1-fc-cifar10,figure1-left-*"
@@ -116,8 +120,8 @@ entropy)
     reproduce entropy 2 table1 --only 'table1-resnet18-cifar10,table1-resnet18-svhn'
     ;;
 tune)
-    # v of these five is a gradient and no difference of two, so that bfloat16 does them no harm. The sparse ones take
-    # some eight steps where the others take one, so they go first. ResNet-18 fills the GPU, the others its gaps.
+    # These five use gradients, not differences of gradients, so bfloat16 is safe. The sparse ones take about eight
+    # steps where the others take one, so they go first. ResNet-18 fills the GPU, the others its gaps.
     resnet=(image --set model=resnet18 --set data=cifar10 --set channels_last=true --set bf16=true)
     tune resnet 8 "${resnet[@]}" --set eval_samples=5000 --methods "$five" --budget 1 --final-budget 4 &
     tune cnn_cifar 5 image --set model=cnn --set data=cifar10 --methods "$five" --budget 2 --final-budget 2
@@ -128,12 +132,6 @@ tune)
 longer)
     longer=(--budget 8 --final-budget 8 --name tune_image_cnn_cifar10_8)
     tune cnn_cifar_8 "$jobs" image --set model=cnn --set data=cifar10 --methods "$five" "${longer[@]}"
-    ;;
-ideas)
-    [ "$(left)" -gt 15 ] || exit 1
-    timeout "$(left)" "$python" benchmarks/network_ideas.py --sets cnn_mnist,cnn_cifar10 --jobs "$jobs" --save \
-        --to "$held" >"$runs/log_ideas_.txt" 2>&1
-    echo "ideas: exit $?, $(left) s left"
     ;;
 logistic)
     tune mnist 3 logistic --set data=mnist --device cpu --budget 12 --final-budget 30
@@ -152,7 +150,7 @@ rest)
     exit 2
     ;;
 esac
-for file in "$held"/*.json; do # what something was added to
+for file in "$held"/*.json; do # files that changed
     cmp -s "$file" "$given/$(basename "$file")" || cp "$file" "$out"/
 done
 tail -n "${LINES_SHOWN:-60}" "$runs/log_${piece}_"*.txt

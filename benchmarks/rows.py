@@ -1,4 +1,4 @@
-"""What selecting whole rows costs in loss: coordinates and rows at equal queries, CNN on MNIST, in the lab.
+"""The loss of selecting whole rows instead of coordinates, at equal queries: the CNN on MNIST.
 
 python benchmarks/rows.py --save
 """
@@ -22,7 +22,7 @@ METHODS = {
     "SparseSGD": {"optimizer": "sparse-sgd", "k1": 0.1, "k2": 0.0, "inner_steps": 50},
     "SparseSVRG, selected": {"optimizer": "sparse-svrg-selected", "k1": 0.05, "k2": 0.05, "inner_steps": 10},
 }
-STEPS = {  # of coordinates, and of rows
+STEPS = {  # step sizes for coordinates (None) and for rows
     "SparseSVRG": {None: [0.025, 0.05, 0.1, 0.2], "rows": [0.005, 0.01, 0.025, 0.05, 0.1]},
     "SparseSGD": {None: [0.1, 0.2], "rows": [0.1, 0.2]},
     "SparseSVRG, selected": {None: [0.1], "rows": [0.1]},
@@ -37,7 +37,7 @@ def config(method: str, groups: str | None, lr: float, seed: int, budget: float)
 
 
 def compare(method: str, folder: Path, given: argparse.Namespace) -> dict:
-    """The last losses of coordinates and of rows for each step size, None where a run diverged, and their ratio."""
+    """Final losses of coordinates and of rows for each step size (None: diverged), and their ratio."""
     losses: dict[str, dict[str, list[float | None]]] = {}
     updates: dict[str, int] = {}
     best: dict[str, float] = {}
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--budget", type=float, default=1.0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--runs", type=Path, help="where runs are kept, and gone on with if they are there")
+    parser.add_argument("--runs", type=Path, help="folder of the runs; those found there are continued")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--to", type=Path, default=RESULTS)
     given = parser.parse_args()

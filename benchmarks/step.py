@@ -1,11 +1,11 @@
-"""The step outside the gradient: selection and the whole of it, against what else there is; medians.
+"""The time of an optimizer step without its gradients: the selection, the whole step, and alternatives; medians.
 
 python benchmarks/step.py --save                  # CPU, one thread
 python benchmarks/step.py --threads 2 --save      # how much faster two threads are than one
 python benchmarks/step.py --device cuda --save    # a CUDA device
 
-On a CPU times are in units of one copy of d floats, measured in turn with it; on CUDA they are microseconds, and what a
-CUDA graph can hold is timed as a replay of one, which is the time of the device alone.
+On a CPU, times are in units of one copy of d floats, measured alternately with it. On CUDA they are microseconds; work
+that a CUDA graph can hold is timed by replaying a graph, so host time is not included.
 
 "whole step" is everything that a small step of SparseSVRG (k1 = k2 = 5 %, plain SGD as base) does apart from the two
 gradients: select, read the selected values twice, update v, M and x, write p.grad.
@@ -33,17 +33,17 @@ from spidersilk.kernels import plain as torch_ops
 from spidersilk.operator.stream import Stream
 
 SIZES = {"cpu": (62_006, 308_310, 11_173_962, 10**8), "cuda": (62_006, 308_310, 11_173_962, 10**8, 10**9)}
-BYTES = 28  # per parameter and step, at the least: x, M and v read and written, M read once more
+BYTES = 28  # least traffic per parameter and step: x, M and v are read and written, M is read once more
 Works = Iterator[tuple[str, Callable[[], object], bool]]  # a name, the work, and whether a CUDA graph can hold it
 
 
 def in_copies(work: Callable[[], object], copy: Callable[[], object], seconds: float) -> float:
-    """The median time of `work` over that of `copy`, taken in turns."""
+    """The median time of `work` over that of `copy`, measured alternately."""
     work()
     ours, theirs = [], []
     start = time.perf_counter()
     while len(ours) < 5 or (time.perf_counter() - start < seconds and len(ours) < 300):
-        copy()  # so that both find the caches as a copy leaves them
+        copy()  # both start with the caches as a copy leaves them
         theirs.append(_clock(copy))
         ours.append(_clock(work))
     return statistics.median(ours) / statistics.median(theirs)
@@ -56,7 +56,7 @@ def _clock(work: Callable[[], object]) -> float:
 
 
 def scaling(d: int, threads: int, seconds: float) -> dict[str, float]:
-    """The median time with one thread over that with several, taken in turns, of a copy, a selection and a step."""
+    """The median time with one thread over that with several, of a copy, a selection and a step."""
     source, target = torch.randn(d), torch.empty(d)
     memory, k, ops = source.abs(), -(-d // 20), dispatch.find("numba", [(source.device, source.dtype)])
     both: dict[str, Callable[[], object]] = {
@@ -100,7 +100,7 @@ def in_microseconds(work: Callable[[], object], in_graph: bool, seconds: float) 
 
 
 class Still(nn.Module):
-    """d parameters in 62 tensors, as many as ResNet-18 has, whose gradients are there already: a free closure."""
+    """d parameters in 62 tensors, as many as ResNet-18 has; their gradients exist already, so the closure is free."""
 
     def __init__(self, d: int, device: str):
         super().__init__()
@@ -110,7 +110,7 @@ class Still(nn.Module):
 
 
 def whole_step(d: int, backend: str, device: str, fresh: bool = False) -> Callable[[], object]:
-    """`fresh`: the closure makes its gradients anew, as back-propagation does, so that they can be freed."""
+    """`fresh`: the closure allocates its gradients, as back-propagation does, so that they can be freed."""
     model = Still(d, device)
     optimizer = silk.SparseSVRG(model.parameters(), lr=1e-6, backend=backend)
     loss = torch.zeros((), device=device)
@@ -177,7 +177,7 @@ def extra_floats_on_host(d: int, backend: str) -> float | None:
     step()
     gc.collect()
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+        Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     except OSError:
         return None
     before = _status("VmRSS")
@@ -214,11 +214,11 @@ def plot(figures: dict[str, dict[str, float]], unit: str, floor: dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--sizes", type=int, nargs="*")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each entry of the table")
     parser.add_argument("--save", action="store_true")
-    parser.add_argument("--redraw", metavar="NAME", help="only draw the picture of results/NAME.json anew")
+    parser.add_argument("--redraw", metavar="NAME", help="only redraw the plot of results/benchmarks/NAME.json")
     given = parser.parse_args()
     if given.redraw:
         kept = json.loads((RESULTS / f"{given.redraw}.json").read_text())["figures"]
@@ -242,7 +242,7 @@ def main() -> None:
         def copy(s: Tensor = source, t: Tensor = target) -> Tensor:
             return t.copy_(s)
 
-        one = 1.0 if on_cpu else in_microseconds(copy, False, given.seconds)  # a graph would copy by other means
+        one = 1.0 if on_cpu else in_microseconds(copy, False, given.seconds)  # a graph would use another copy engine
         floor[str(d)] = one * BYTES / 8
         for name, work, in_graph in works(d, given.device):
             value = in_copies(work, copy, given.seconds) if on_cpu else in_microseconds(work, in_graph, given.seconds)
@@ -254,7 +254,7 @@ def main() -> None:
             figures.setdefault("copy", {})[str(d)] = round(one, 2)
         for backend in ("numba" if on_cpu else "triton", "torch"):
             extra = extra_floats_on_host(d, backend) if on_cpu else extra_floats(d, backend)
-            if extra is not None and (not on_cpu or d > 10**7):  # pages are too coarse for less
+            if extra is not None and (not on_cpu or d > 10**7):  # memory is counted in pages: too coarse for smaller d
                 memory.setdefault(backend, {})[str(d)] = round(extra, 3)
         print(f"d = {d:>13,}  extra floats per parameter at the peak: {memory}", flush=True)
         del source, target

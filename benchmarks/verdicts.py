@@ -1,5 +1,5 @@
-"""Do full runs bear out what `spidersilk inspect` said? The best dense and the best sparse method of each inspection,
-with its settings, over several seeds, in the lab.
+"""Do full runs confirm the verdict of `spidersilk inspect`? The best dense and the best sparse method of an inspection,
+with their settings, over several seeds.
 
 python benchmarks/verdicts.py image --save
 """
@@ -63,7 +63,7 @@ def main() -> None:
     said = json.loads((RESULTS.parent / "inspect" / f"inspect_{given.task}.json").read_text())["figures"]
     trials = said["trials"]
     reached = [t for t in trials if not t["sparse"] and t["queries_share"] is not None]
-    dense = min(reached, key=lambda t: abs(t["queries_share"] - 1))  # the yardstick of the inspection
+    dense = min(reached, key=lambda t: abs(t["queries_share"] - 1))  # the method that the inspection compared with
     rank = [t["queries_share"] if t["queries_share"] is not None else math.inf for t in trials if t["sparse"]]
     sparse = [t for t in trials if t["sparse"]]
     best = min(sparse, key=lambda t: (rank[sparse.index(t)], min(x for x in t["losses"] if x is not None)))

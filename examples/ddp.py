@@ -1,10 +1,10 @@
-"""Training on several processes, which send each other the selected values alone at small steps.
+"""Data parallel training: at small steps the processes send only the selected values.
 
     torchrun --nproc-per-node 2 examples/ddp.py
-    torchrun --nproc-per-node 2 --max-restarts 3 examples/ddp.py --checkpoint runs/ddp.pt    # goes on after a failure
+    torchrun --nproc-per-node 2 --max-restarts 3 examples/ddp.py --checkpoint runs/ddp.pt    # continues after a failure
 
-On CUDA by NCCL, a GPU for each process; else on the CPU by gloo. Without torchrun it is one process: what it learns is
-the same, up to rounding.
+Uses NCCL with one GPU per process, or gloo on the CPU. Without torchrun it is a single process with the same result, up
+to rounding.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def train(epochs: int = 20, samples: int = 4000, checkpoint: Path | None = None,
         loader.load_state_dict(state["loader"])
         start = state["epoch"]
         if first:
-            print(f"going on from epoch {start}")
+            print(f"continuing from epoch {start}")
 
     for epoch in range(start, epochs):
-        for (points, label), is_anchor in loader:  # this rank's part of each batch
+        for (points, label), is_anchor in loader:  # the part of the batch that this rank evaluates
 
             def closure(points: Tensor = points, label: Tensor = label) -> Tensor:
                 optimizer.zero_grad()
@@ -82,7 +82,7 @@ def train(epochs: int = 20, samples: int = 4000, checkpoint: Path | None = None,
                 }
                 checkpoint.parent.mkdir(parents=True, exist_ok=True)
                 torch.save(state | {"epoch": epoch + 1}, checkpoint.with_suffix(".part"))
-                checkpoint.with_suffix(".part").replace(checkpoint)  # the old one or the new one, whatever happens
+                checkpoint.with_suffix(".part").replace(checkpoint)  # atomic: never half a file
 
     with torch.no_grad():
         accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()
@@ -95,10 +95,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--samples", type=int, default=4000)
-    parser.add_argument("--checkpoint", type=Path, help="saved here after each epoch; if it is there, go on from it")
-    parser.add_argument(
-        "--no-ddp", action="store_true", help="do without DistributedDataParallel: the result is the same"
-    )
+    parser.add_argument("--checkpoint", type=Path, help="file to save after each epoch, and to continue from")
+    parser.add_argument("--no-ddp", action="store_true", help="without DistributedDataParallel; the result is the same")
     options = parser.parse_args()
     train(options.epochs, options.samples, options.checkpoint, not options.no_ddp)
     leave()

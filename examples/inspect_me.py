@@ -1,7 +1,6 @@
-"""A model of one's own to inspect: spidersilk inspect examples/inspect_me.py --lr 0.2 --budget 20
+"""Inspect your own model: spidersilk inspect examples/inspect_me.py --lr 0.2 --budget 20
 
-The file defines `model`, `loss(model, batch)` and `data`; `anchor_batch_size` and `batch_size` if the defaults do not
-suit.
+The file defines `model`, `loss(model, batch)` and `data`, and optionally `anchor_batch_size` and `batch_size`.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""A user's own module with AdamW as base and a learning-rate schedule: what changes in an ordinary training loop.
+"""Your own module with AdamW and a learning-rate schedule: three changes to an ordinary training loop.
 
-Three lines: the optimizer is wrapped, the loader alternates large and small batches, and the step takes a closure.
+Wrap the optimizer, use a loader that alternates large and small batches, and pass a closure to the step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import spidersilk as silk
 
 
 class SetClassifier(nn.Module):
-    """Classifies a set of points by attention: any module will do, with dropout and normalisation."""
+    """Classifies a set of points by attention, with dropout and normalisation; any module works."""
 
     def __init__(self, width: int = 32, classes: int = 3):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bad input as data: what was done, what is raised, and the words that give value, range and remedy."""
+"""Bad input as data: the call, the error type, and a message with value, range and remedy."""
 
 from __future__ import annotations
 

@@ -32,16 +32,12 @@ def test_own_module_with_adamw_and_a_scheduler(capsys: pytest.CaptureFixture[str
     assert "queries per sample" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    module = load(ROOT / "examples" / "quickstart.py")
-    picture = tmp_path / "there" / "curve.png"
-    monkeypatch.setattr(sys, "argv", ["quickstart.py", "--budget", "6", "--picture", str(picture)])
-    module.main()
-    told = capsys.readouterr().out
-    for name in ("SGD", "SpiderBoost", "SparseSpiderBoost", "SparseSVRG", "SparseSGD"):
-        assert name in told
-    assert picture.read_bytes().startswith(b"\x89PNG")
+def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
+    accuracy = load(ROOT / "examples" / "quickstart.py").main(epochs=4)
+    assert accuracy > 0.6  # chance is a tenth
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert all("queries per sample" in line for line in lines[:4])
 
 
 @pytest.mark.slow
@@ -52,7 +48,7 @@ def test_data_parallel_in_one_process(capsys: pytest.CaptureFixture[str]) -> Non
     assert "queries per sample" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/guide.md", marks=pytest.mark.slow)])
 def test_code_in_the_docs_runs(page: str) -> None:
     """Each page's Python blocks, in order, in one namespace."""
     torch.manual_seed(0)

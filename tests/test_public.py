@@ -1,4 +1,4 @@
-"""The public names: there, documented, with examples that run, and with nothing pointing upward."""
+"""Public names exist and are documented, docstring examples run, imports point downward, modules have tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,34 +55,47 @@ def test_arrows_point_downward() -> None:
             assert not any("spidersilk.lab" in m for m in imported), path
 
 
+# Where a module is tested that has no test_<module>.py in its folder of tests/.
+TESTED_IN = {
+    "checks": "test_errors",
+    "distributed": "parallel/test_workers",
+    "operator/stream": "operator/test_selection",
+    "parallel/agreement": "parallel/test_workers",
+    "parallel/ddp": "parallel/test_workers",
+    "theory/trials": "theory/test_inspection",
+    "variance/buffers": "variance/test_two_point",
+    "variance/compact": "variance/test_optimizers",
+    "variance/engine": "variance/test_optimizers",
+    "variance/errors": "variance/test_divergence",
+    "variance/flat": "variance/test_two_point",
+    "variance/lazy_rows": "variance/test_lazy",
+    "variance/memory": "variance/test_estimators",
+    "variance/method": "test_errors",
+    "variance/moving": "variance/test_optimizers",
+    "variance/variance_reduced": "variance/test_param_groups",
+    "variance/vectors": "variance/test_saved_state",
+}
+# Folders that are tested as a whole.
+AS_A_WHOLE = ("kernels", "lab", "variance/backprop")
+
+
 def test_every_source_module_has_its_tests() -> None:
-    """test_<module>.py, or a named other file."""
-    elsewhere = {
-        "agreement": "test_distributed",
-        "buffers": "test_two_point",
-        "checks": "test_errors",
-        "choices": "test_errors",
-        "compact": "test_optimizers",
-        "constants": "test_diagnostics",
-        "divergence": "test_must_hold",
-        "errors": "test_must_hold",
-        "flat": "test_two_point",
-        "lagging": "test_lazy",
-        "measures": "test_diagnostics",
-        "mechanics": "test_optimizers",
-        "memory": "test_estimators",
-        "moving": "test_optimizers",
-        "streams": "test_loader",
-        "trials": "test_inspection",
-        "variance_reduced": "test_must_hold",
-        "vectors": "test_must_hold",
-        "wrappers": "test_distributed",
-    }
-    for name in MODULES:
-        short = name.removeprefix("spidersilk.")
-        if short.startswith("lab"):
-            short = "lab_data" if short in ("lab.data", "lab.files", "lab.models") else "lab"
-        if short.startswith("backprop"):
-            short = "sparse_backward" if short in ("backprop.evaluate", "backprop.sparse_forward") else "backprop"
-        if not short.startswith("kernels"):
-            assert (ROOT / "tests" / f"{elsewhere.get(short, 'test_' + short)}.py").exists(), short
+    source, tests = ROOT / "src" / "spidersilk", ROOT / "tests"
+    missing = []
+    for path in source.rglob("*.py"):
+        name = path.relative_to(source).with_suffix("").as_posix()
+        folder, _, module = name.rpartition("/")
+        whole = next((f for f in AS_A_WHOLE if f"{folder}/".startswith(f"{f}/")), None)
+        if module == "__init__" or (whole and list((tests / whole).glob("test_*.py"))):
+            continue
+        if not (tests / folder / f"test_{module}.py").exists() and not (
+            name in TESTED_IN and (tests / f"{TESTED_IN[name]}.py").exists()
+        ):
+            missing.append(name)
+    assert not missing, f"write tests/FOLDER/test_MODULE.py for each, or name the file in TESTED_IN: {missing}"
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by their names alone."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    assert [name for name, times in names.items() if times > 1] == []

@@ -1,4 +1,4 @@
-"""benchmarks/network.py on a small model: what the kernel counts on a link is what the cost model says."""
+"""benchmarks/network.py on a small model: the bytes that the kernel counts are those of the cost model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import links
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import links  # noqa: E402
 
 
 def measured(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

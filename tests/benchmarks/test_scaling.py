@@ -1,16 +1,23 @@
-"""The cost model: bytes and seconds against hand-made sums, an all-reduce played out message by message, and limits."""
+"""The cost model: bytes and seconds by hand, an all-reduce simulated message by message, and limits."""
 
 from __future__ import annotations
 
+import doctest
 import math
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-
-from spidersilk.scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
+import scaling
+from scaling import Cluster, Loop, Step, break_even, dense, power_sgd, small, top_k
 
 D, K = 11_037_220, 1_103_722
+
+
+def test_the_example_in_its_docstring_runs() -> None:
+    failures, tried = doctest.testmod(scaling)
+    assert failures == 0
+    assert tried > 0
 
 
 def ring_by_hand(n: int, size: float, latency: float, bandwidth: float) -> tuple[float, float]:
@@ -100,7 +107,7 @@ def test_limits() -> None:
 
 
 def test_ring_and_tree() -> None:
-    """A tree is deep by the logarithm, a ring sends less; "best" takes the smaller."""
+    """A tree has logarithmic depth, a ring sends less; "best" takes the faster."""
     for n, size in ((2, 4.0), (8, 4.0), (1024, 4.0), (8, 4e9), (1024, 4e10)):
         ring, tree, best = (Cluster(n, 1e-5, 1e9, how).all_reduce(size) for how in ("ring", "tree", "best"))
         assert best == min(ring, tree)
@@ -131,7 +138,7 @@ def test_longer_loops_send_less() -> None:
 
 
 def test_break_even() -> None:
-    """Where both take equally long; above it the order turns round."""
+    """Where both take equally long; above it the order is reversed."""
     loop, step, cluster = Loop(dense(D, 0.1), small(K, 0.05), 10), dense(D, 0.03, hidden=0.01), Cluster(4, 1e-5, 1.0)
     at = break_even(loop, step, cluster)
     assert loop.seconds(replace(cluster, bandwidth=at)) == pytest.approx(step.seconds(replace(cluster, bandwidth=at)))

@@ -1,4 +1,4 @@
-"""Lets Triton's interpreter run kernels of many small functions in bearable time; for a process of its own."""
+"""Makes Triton's interpreter fast enough for kernels of many small functions. Use it in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same promises on a CUDA device, and those that only such a device has: no waiting, and a flag for divergence."""
+"""The same checks on a CUDA device, and those for CUDA alone: no synchronisation, and a flag for divergence."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def normal(d: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The number of threads that the work is cut for, however small it is."""
+    """The number of threads that even small work is split over."""
     monkeypatch.setattr(ops, "PARALLEL_FROM", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

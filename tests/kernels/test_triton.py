@@ -1,7 +1,7 @@
 """The Triton kernels by Triton's interpreter on CPU tensors: exact top parts, uniform draws, updates by formula.
 
-Triton reads TRITON_INTERPRET when it is imported, and torch may import it for others, so a process of its own runs
-`triton_cases.py`; here its outcome is one test.
+Triton reads TRITON_INTERPRET when it is imported, and torch may have imported it already. So a separate process runs
+`triton_cases.py`, and its outcome is one test here.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_wrong_guesses_cost_passes_only(monkeypatch: pytest.MonkeyPatch, large: 
 
 
 def test_a_guess_that_leaves_a_single_key_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros and the smallest number, the lower bound at the latter: the zeros below are many, and must be counted."""
+    """The lower bound is the smallest positive number; the many zeros below it must be counted."""
     memory = torch.zeros(600)
     memory[5::20] = 2.0**-149
     memory[::6] = 1.0
@@ -272,7 +272,7 @@ def test_gather_and_scatter_over_pieces(count: int) -> None:
 
 
 def test_parts_that_do_not_lie_as_they_should() -> None:
-    """Channels last, another dtype, a sparse gradient: the plain formulas do it."""
+    """Channels last, another dtype, a sparse gradient: falls back to the plain formulas."""
     g, ops = torch.Generator().manual_seed(0), TritonOps()
     image = torch.randn(2, 3, 4, 4, generator=g).to(memory_format=torch.channels_last)
     table = torch.randn(5, 2, generator=g)

@@ -9,27 +9,21 @@ import os
 import re
 import statistics
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import doc_numbers
 import pytest
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
-import spidersilk as silk
 from spidersilk.lab.experiments import grid, pieces
 from spidersilk.lab.experiments import paper as reproduce
 from spidersilk.lab.report import collect, evidence, figures, page, tuned_page, verdicts
 from spidersilk.lab.report import html as report
 from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.figures import Curve
-from spidersilk.lab.tasks.models import convolutional
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -441,86 +435,3 @@ def test_the_ratios_that_the_guide_and_the_readme_lead_with() -> None:
     assert found is not None
     name = HEADLINES["ResNet-18, CIFAR-10, 4 N"]
     assert found.groups() == (_told(name, "sparse-adamw", "queries"), _told(name, "sparse-adamw", "seconds"))
-
-
-# What was tried on networks: a loop apart from the library, which has to take the library's steps.
-
-
-def test_the_loop_for_ideas_takes_the_steps_of_sparse_adamw(monkeypatch) -> None:
-    ideas = _benchmark(monkeypatch, "network_ideas")
-    net = ideas.Flat("cnn", torch.device("cpu"), seed=0)
-    torch.manual_seed(0)
-    model = convolutional()
-    optimizer = silk.SparseAdamW(model.parameters(), lr=0.002, k1=0.1)
-    base = ideas.Base("adamw", net.x)
-    start = net.x.clone()
-    chosen = torch.empty(0, dtype=torch.long)
-    for t in range(8):
-        x, y = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (20,))
-
-        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
-            loss = F.cross_entropy(model(x.float() / 255), y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure, anchor=t % 4 == 0, samples=20)
-        gradient = net.gradient((x, y)).clone()
-        if t % 4 == 0:
-            chosen, _ = ideas.choose(gradient.abs(), "top", round(0.1 * len(net.x)))
-            base.step(gradient, slice(None), 0.002)
-        else:
-            base.step(gradient[chosen], chosen, 0.002)
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    torch.testing.assert_close(net.x, flat, rtol=0, atol=1e-6)
-    assert (flat - start).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("scaling", ["unbiased", "refresh"])
-def test_the_loop_for_ideas_takes_the_steps_of_sparse_svrg(monkeypatch, scaling: str) -> None:
-    """From the same batches to the same loss, after as many queries; top coordinates alone: nothing is drawn."""
-    ideas = _benchmark(monkeypatch, "network_ideas")
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randint(0, 256, (200, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    y = torch.randint(0, 10, (200,), generator=generator)
-    monkeypatch.setattr(ideas, "training_set", lambda *_: (x, y))
-    monkeypatch.setitem(ideas.SETS, "made", ideas.Case("cnn", "made", 1.5))
-    form = "rtop" if scaling == "unbiased" else "refresh"
-    made = ideas.Idea("sgd", form, pick="top", anchor=40, batch=10, loop=5, lr=0.2)
-    found = ideas.run("made", made, 3, torch.device("cpu"))
-
-    torch.manual_seed(3)
-    model = convolutional()
-    optimizer = silk.SparseSVRG(model.parameters(), lr=0.2, k1=0.1, k2=0, scaling=scaling, memory_decay=ideas.ALPHA)
-    take, t = ideas.batches(x, y, 3), 0
-    while optimizer.gradient_queries < 300:
-        batch = take(10 if t % 5 else 40)
-
-        def closure(batch: tuple[Tensor, Tensor] = batch) -> Tensor:
-            loss = F.cross_entropy(model(batch[0].float() / 255), batch[1])
-            loss.backward()
-            return loss
-
-        optimizer.step(closure, anchor=t % 5 == 0, samples=len(batch[1]))
-        t += 1
-    with torch.no_grad():
-        wanted = float(F.cross_entropy(model(x.float() / 255), y))
-    assert found == pytest.approx(wanted, rel=1e-5)
-    still = ideas.run("made", replace(made, lr=0.0), 3, torch.device("cpu"))
-    assert abs(found - still) > 1e-3
-
-
-@pytest.mark.parametrize("pick", ["random", "importance"])
-def test_what_is_chosen_for_ideas_estimates_without_bias(monkeypatch, pick: str) -> None:
-    """The mean over draws of a coordinate's factor, 0 where it is not chosen, is 1 within 5 standard errors."""
-    ideas = _benchmark(monkeypatch, "network_ideas")
-    torch.manual_seed(0)
-    memory, draws = torch.rand(100) ** 40, 4000  # so uneven that some are sure to be chosen
-    total, squares = torch.zeros(100), torch.zeros(100)
-    for _ in range(draws):
-        chosen, scale = ideas.choose(memory, pick, 10)
-        total[chosen] += scale
-        squares[chosen] += scale**2
-    mean = total / draws
-    error = ((squares / draws - mean**2) / draws).clamp_min(1e-12).sqrt()
-    assert ((mean - 1).abs() <= 5 * error).all()
-    assert (error < 0.2).all()

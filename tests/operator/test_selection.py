@@ -40,8 +40,16 @@ MEMORIES = {
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize(("k1", "k2"), [(5, 4), (0, 4), (20, 1), (3, 21)])
+@pytest.mark.parametrize(
+    ("memory", "k1", "k2"),
+    [
+        *((memory, 5, 4) for memory in MEMORIES),
+        ("random", 0, 4),
+        ("heavily tied", 20, 1),
+        ("zero", 20, 1),
+        ("heavily tied", 3, 21),
+    ],
+)
 def test_lemma_1_mean_and_variance(memory: str, k1: int, k2: int) -> None:
     """Within 4 standard errors over 4000 draws; the summed variance by the spread of |rtop(y) - y|^2 itself."""
     g = seeded(11)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import get_context
@@ -28,7 +30,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 class Pool:
-    """`WORLD` processes over gloo; `run` lets the first of them do something, and gives what each of them returned."""
+    """`WORLD` processes over gloo; `run` calls a function on the first `ranks` of them and returns their results."""
 
     def __init__(self, world: int = WORLD, timeout: timedelta = TIMEOUT) -> None:
         context = get_context("spawn")
@@ -47,7 +49,7 @@ class Pool:
             pipe.send((function, ranks, args, kwargs))
 
     def result(self, rank: int, seconds: float = 100) -> Any:
-        """What a rank returned; what it raised is raised here."""
+        """The result of a rank; its exception is raised here."""
         pipe = self._pipes[rank]
         assert pipe.poll(seconds), f"rank {rank} does not answer"
         good, value = pipe.recv()
@@ -70,6 +72,8 @@ def _serve(pipe: Connection, store: str, rank: int, world: int, timeout: timedel
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout)
     groups = {n: dist.new_group(list(range(n)), timeout=timeout) for n in range(1, world + 1)}
+    gc.freeze()  # as in conftest.py: every wrapper here is made after it
+    warnings.filterwarnings("ignore", "gc.freeze")
     while True:
         function, ranks, args, kwargs = pipe.recv()
         try:
@@ -122,7 +126,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 class Training:
-    """A model, its optimizer and its loader; `go` takes steps and gives x after each of them."""
+    """A model, its optimizer and its loader; `go` takes steps and returns x after each of them."""
 
     def __init__(
         self,
@@ -180,7 +184,7 @@ def trajectory(group: Any, method: str, steps: int = 100, **options: Any) -> tup
 
 
 def averaged_by_ddp(group: Any) -> tuple[float, bool]:
-    """Steps whose batches divide by the ranks; whether DistributedDataParallel took part, and how far x is off."""
+    """Batches divide by the number of ranks. Returns the error of x, and whether DDP averaged the anchors."""
     alone = trajectory(None, "SparseSVRG", 20, anchor_batch_size=40, batch_size=8)[0]
     training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
     points = training.go(20)
@@ -188,7 +192,7 @@ def averaged_by_ddp(group: Any) -> tuple[float, bool]:
 
 
 def ddp_beside_the_point(group: Any) -> float:
-    """A wrapper is there, and the closure calls the module in it: nobody but us averages."""
+    """A DDP wrapper exists, but the closure calls the module inside it: only the optimizer averages."""
     alone = trajectory(None, "SparseSVRG", 20, anchor_batch_size=40, batch_size=8)[0]
     training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
     wrapper, training.called = training.called, training.model
@@ -198,7 +202,7 @@ def ddp_beside_the_point(group: Any) -> float:
 
 
 def ddp_over_others(group: Any) -> float:
-    """The wrapper averages over another group than the optimizer, which is that of this rank alone."""
+    """The wrapper averages over all ranks, the optimizer over a group of this rank alone."""
     alone = trajectory(None, "SparseSVRG", 20, anchor_batch_size=40, batch_size=8)[0]
     rank = dist.get_rank(group)
     own = dist.new_group([rank], use_local_synchronization=True)
@@ -219,7 +223,7 @@ def in_small_buckets(group: Any) -> float:
 
 
 def run_code(group: Any, text: str) -> Tensor:
-    """Code of the docs, on ranks that have joined already, and stay."""
+    """Run code of the docs on ranks that have joined already and do not leave."""
     joins, leaves = silk.distributed.join, silk.distributed.leave
     silk.distributed.join = lambda: torch.device("cpu")
     silk.distributed.leave = lambda: None
@@ -253,7 +257,7 @@ def ddp_with_buffers(group: Any, batch_size: int) -> list[Tensor]:
 
 
 def outcome(group: Any, wrong: str) -> tuple[str, str, list[int], float]:
-    """Let rank 1 be wrong in something; what each rank raises, at its first step, and how far x has moved."""
+    """Make rank 1 differ in `wrong`. Returns the error of the first step, and how far x has moved."""
     odd = dist.get_rank(group) == 1
     training = Training(group)
     start = training.flat()
@@ -289,7 +293,7 @@ DRIFTS: dict[str, Callable[[Training], object]] = {
 
 
 def drifts(group: Any, what: str) -> tuple[str, list[int]]:
-    """Something is changed on rank 2, in the middle of a loop: asked for, it comes out."""
+    """Change something on rank 2 in the middle of a loop; check_agreement must find it."""
     training = Training(group)
     training.go(3)
     training.optimizer.check_agreement()
@@ -303,7 +307,7 @@ def drifts(group: Any, what: str) -> tuple[str, list[int]]:
 
 
 def without_generators(group: Any) -> Tensor:
-    """Each rank has another global seed; only rank 0's counts."""
+    """Each rank has a different global seed; that of rank 0 is used."""
     training = Training(group)
     torch.manual_seed(dist.get_rank(group))
     training.optimizer = METHODS["SparseSVRG"](training.model.parameters(), process_group=group)
@@ -322,7 +326,7 @@ def spread_from_first(group: Any) -> list[Tensor]:
 
 
 def not_finite_on_one_rank(group: Any) -> tuple[str, int, Tensor]:
-    """A sample that overflows is on one rank; the error is on all of them, and x is as it was."""
+    """A sample overflows on one rank: all ranks raise the error, and x is unchanged."""
     training = Training(group)
     training.x[17] = float("inf")
     before = training.flat()
@@ -336,7 +340,7 @@ def not_finite_on_one_rank(group: Any) -> tuple[str, int, Tensor]:
 
 
 def sent(group: Any, method: str, inner_steps: int) -> tuple[list[int], list[int], Any, int]:
-    """What is handed to torch's all_reduce at each step of two loops, in bytes; those that are anchors; the counter."""
+    """Bytes given to torch's all_reduce at each step of two loops, the anchors among the steps, the counter, and d."""
     net = nn.Sequential(nn.Linear(30, 90), nn.Tanh(), nn.Linear(90, 3))
     silk.distributed.broadcast(net, group)
     optimizer = METHODS[method](net.parameters(), generator=seeded(), process_group=group)
@@ -441,7 +445,7 @@ def unequal_own_batches(group: Any) -> tuple[str, str]:
 
 
 def sharded(group: Any) -> list[str]:
-    """What is said of models under both forms of FSDP, by optimizers with a group and without."""
+    """The errors for models under both forms of FSDP, by optimizers with a group and without."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
@@ -498,7 +502,7 @@ def loads_a_part_of_an_anchor(group: Any) -> str:
 
 
 def own_error(group: Any) -> str:
-    """The closure's own error, whose words are those of a network."""
+    """The closure raises an error whose message looks like a network error."""
     training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
 
     def closure() -> Tensor:

@@ -64,7 +64,7 @@ def test_the_example_learns_the_same_on_one_and_on_two(tmp_path: Path) -> None:
 
     assert len(lines(alone)) == 3
     assert lines(both) == lines(alone)
-    assert "going on from epoch 2" in more
+    assert "continuing from epoch 2" in more
     assert lines(more)[0].startswith("epoch 2")
 
 
@@ -151,6 +151,6 @@ assert "pt_gloo_runloop\\n" not in left, left
 
 
 def test_no_thread_of_the_group_is_left_behind(tmp_path: Path) -> None:
-    """One that is still at work when Python shuts down aborts the process."""
+    """A thread that still runs when Python shuts down would abort the process."""
     (tmp_path / "last_words.py").write_text(LAST_WORDS)
     told_by(torchrun(str(tmp_path / "last_words.py")))

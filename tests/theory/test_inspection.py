@@ -1,4 +1,4 @@
-"""Would it pay: trials, measures and verdicts."""
+"""`silk.inspect`: trials, measurements and verdicts."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_methods_without_differences_have_small_anchors(monkeypatch: pytest.Monk
 
 
 def test_a_trial_that_diverges_is_not_the_best() -> None:
-    """A quadratic with L = 1, where 2 lr = 2.4 is beyond what any method can bear."""
+    """A quadratic with L = 1: at 2 lr = 2.4 every method diverges."""
     torch.manual_seed(0)
     model = nn.Linear(8, 1, bias=False)
     data = torch.randn(200, 8)

@@ -1,4 +1,4 @@
-"""The theorems as functions: their formulas, their ranges, and whether what they promise comes true."""
+"""The theorems as functions: their formulas, their ranges, and whether training keeps their promises."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class Quadratics:
             yield torch.arange(N) if size == N else torch.randperm(N, generator=g)[:size]
 
     def output(self, plan: planner.Plan, seed: int, loops: int, form: str) -> Tensor:
-        """One run with the plan's settings, and the point that its statement speaks of."""
+        """Run with the plan's settings; returns the point whose gradient the theorem bounds."""
         options: dict = {"reference": "previous", "lengths": "geometric", "output": "uniform", "last_v": True}
         if form != "recursive":
             options = {"reference": "anchor", "move": "selected" if form == "selected" else "all"}
@@ -247,6 +247,7 @@ class Quadratics:
         return statistics.fmean(found), statistics.stdev(found) / math.sqrt(seeds)
 
 
+@pytest.mark.slow
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("form", "eps", "seeds"), [("recursive", 0.25, 30), ("anchored", 0.3, 12), ("selected", 0.45, 10)]
@@ -284,7 +285,7 @@ def last_norm(make, lr: float, d: int = 40, steps: int = 400, seed: int = 0) -> 
     return float(x.detach().norm())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 @pytest.mark.parametrize(
     ("method", "make"),
     [
@@ -295,7 +296,7 @@ def last_norm(make, lr: float, d: int = 40, steps: int = 400, seed: int = 0) -> 
 )
 def test_twice_the_largest_stable_step_diverges_and_half_of_it_does_not(method: str, make, seed: int) -> None:
     largest = planner.largest_stable_lr(1.0, 40, 4, 4, method)
-    start = last_norm(make, 0.0, seed=seed)
+    start = last_norm(make, 0.0, steps=1, seed=seed)
     bounded = 5.0 if method == "anchored" else 1.0  # an anchored v stays noisy far from its anchor, and does not grow
     assert last_norm(make, largest / 2, seed=seed) < bounded * start
     assert last_norm(make, 2 * largest, seed=seed) > 1e6 * start

@@ -1,4 +1,4 @@
-"""Two evaluations of one closure on equal terms, and nothing left behind."""
+"""Two evaluations of one closure under equal conditions, without side effects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_twins_keep_channels_last_in_one_vector() -> None:
 
 
 def test_twins_of_shared_storage_share_a_twin_of_it() -> None:
-    """Weights in one piece, as cuDNN wants those of an LSTM; a slice of a large buffer does not drag it along."""
+    """Weights in one block, as cuDNN needs for an LSTM; a slice does not copy the large buffer it belongs to."""
     buffer = torch.randn(20)
     params = [nn.Parameter(buffer[4:10]), nn.Parameter(buffer[10:20].view(5, 2).t()), nn.Parameter(torch.randn(3))]
     (slab,) = make_slabs([{"params": params}])

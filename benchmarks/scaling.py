@@ -2,7 +2,7 @@
 
 A `Step` is local work and the messages that follow it; a `Cluster` says how long these take. The makers `dense`,
 `small`, `top_k` and `power_sgd` know what each method sends, and a `Loop` is an anchor and its small steps. Nothing
-is measured here: `benchmarks/network.py` does that, and compares.
+is measured here: network.py measures and compares.
 
 >>> d, k, n = 11_037_220, 1_103_722, 4
 >>> small(k).sent(n) == 2 * (n - 1) / n * k * 4
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from spidersilk.checks import check_choice
+ALGORITHMS = ("ring", "tree", "best")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Cluster:
             raise ValueError(
                 f"latency = {self.latency} must be at least 0 seconds and bandwidth = {self.bandwidth} above 0 bytes/s"
             )
-        check_choice("algorithm", self.algorithm, ("ring", "tree", "best"))
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm = {self.algorithm!r} is not one of {', '.join(map(repr, ALGORITHMS))}")
 
     def all_reduce(self, size: float) -> float:
         """Seconds to sum vectors of `size` bytes, one of each worker."""
@@ -55,7 +56,7 @@ class Cluster:
         return {"ring": ring, "tree": tree, "best": min(ring, tree)}[self.algorithm]
 
     def all_gather(self, size: float) -> float:
-        """Seconds until every worker has the `size` bytes of each other one: all of them come in by one link."""
+        """Seconds until every worker has received the `size` bytes of every other one, over its one link."""
         return (self.workers - 1) * (self.latency + size / self.bandwidth) if size else 0.0
 
 
@@ -75,7 +76,7 @@ class Step:
     hidden: float = 0.0
 
     def sent(self, workers: int) -> float:
-        """Bytes that each worker sends, and receives, with rings: no headers."""
+        """Bytes that each worker sends and receives with ring algorithms, without headers."""
         n = workers
         return 2 * (n - 1) / n * sum(self.reduced) + (n - 1) * sum(self.gathered)
 
@@ -137,7 +138,7 @@ def power_sgd(
     width: int = 4,
     min_compression_rate: float = 2,
 ) -> Step:
-    """The two factors of each matrix, and what is too small to be worth it as it is: torch's PowerSGD hook.
+    """torch's PowerSGD hook: the two factors of each matrix, and small tensors uncompressed.
 
     A tensor is a matrix of its first dimension by the rest; it stays as it is if rank (rows + columns) times
     `min_compression_rate` is not less than its size.
@@ -164,7 +165,7 @@ def break_even(method: Step | Loop, other: Step | Loop, cluster: Cluster) -> flo
 
     >>> fast, slow = small(10_000_000, local=0.05), dense(100_000_000, local=0.03)
     >>> at = break_even(fast, slow, Cluster(2, 0.0, 1.0))
-    >>> round(at / 1e9, 3)  # (400 - 40) MB in the 20 ms that the small step takes longer at home
+    >>> round(at / 1e9, 3)  # 360 MB less to send, 20 ms more local work
     18.0
     """
     low, high = 1.0, 1e18
