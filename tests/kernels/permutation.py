@@ -1,4 +1,4 @@
-"""The draw of `triton_ops.select` in torch, for many positions at once: what the kernel must agree with."""
+"""The draw of `the Triton kernels` in torch, for many positions at once: what the kernel must agree with."""
 
 from __future__ import annotations
 

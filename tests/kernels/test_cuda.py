@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 import spidersilk as silk
 from spidersilk import reference
-from spidersilk.kernels import backends as dispatch
-from spidersilk.kernels import plain as torch_ops
+from spidersilk.kernels.plain import top_indices
+from spidersilk.operator.groups import PickedRows
 from spidersilk.variance.backprop import Capture, Wanted
 
 pytestmark = pytest.mark.gpu
 
 if torch.cuda.is_available():
-    from spidersilk.kernels.triton.backend import TritonOps
+    from spidersilk.kernels.triton.backend import TritonKernels
 
 G = torch.Generator().manual_seed(0)
 BACKENDS = ["torch", "triton"]
@@ -74,9 +74,9 @@ def memories(kind: str, d: int, dtype: torch.dtype) -> Tensor:
 def test_selection(kind: str, dtype: torch.dtype, d: int) -> None:
     memory = memories(kind, d, dtype).cuda()
     for k1, k2 in {(d // 20, d // 20), (max(d // 20, 1), 0), (0, max(d // 20, 1)), (d // 2, d - d // 2), (d, 0)}:
-        draws = [TritonOps().select(memory, k1, k2, seed) for seed in (1, 1, 2)]
+        draws = [TritonKernels().select(memory, k1, k2, seed) for seed in (1, 1, 2)]
         top, random = draws[0]
-        assert torch.equal(top, torch_ops.top_indices(memory.abs(), k1))
+        assert torch.equal(top, top_indices(memory.abs(), k1))
         assert random.numel() == k2
         assert bool((random[1:] > random[:-1]).all())
         assert torch.cat([top, random]).unique().numel() == k1 + k2
@@ -92,7 +92,7 @@ def test_draws_are_those_of_the_host() -> None:
         (7, 2, 3, 1, 1),
     ):
         memory = memories("random", d, torch.float32).cuda()
-        top, random = TritonOps().select(memory, k1, k2, torch.tensor([seed, position]).cuda())
+        top, random = TritonKernels().select(memory, k1, k2, torch.tensor([seed, position]).cuda())
         rest = torch.ones(d, dtype=torch.bool).index_fill_(0, top.cpu(), False).nonzero().squeeze(1)
         assert torch.equal(random.cpu(), permutation.drawn(seed, torch.tensor([position]), rest, k2)[0])
 
@@ -100,7 +100,7 @@ def test_draws_are_those_of_the_host() -> None:
 def test_draws_are_uniform() -> None:
     """Inclusion counts of 2000 draws: chi-square within 5 standard deviations."""
     d, k1, k2, calls = 2000, 100, 100, 2000
-    memory, counter, ops = memories("random", d, torch.float32).cuda(), torch.tensor([9, 0]).cuda(), TritonOps()
+    memory, counter, ops = memories("random", d, torch.float32).cuda(), torch.tensor([9, 0]).cuda(), TritonKernels()
     counts = torch.zeros(d, device="cuda", dtype=torch.float64)
     for _ in range(calls):
         top, random = ops.select(memory, k1, k2, counter)
@@ -431,14 +431,14 @@ def test_an_lstm_at_the_reference_has_its_weights_in_one_piece() -> None:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("channels", [3, 8, 21])
 def test_captured_rows_of_convolutions(memory_format: torch.memory_format, channels: int) -> None:
-    """Rows are padded to a multiple of 8 there, and gathered in the memory format of delta."""
+    """In either memory format, and whatever their number."""
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(24, 8, 3, 3, dtype=torch.float64, device="cuda"))
     x = torch.randn(5, 8, 9, 9, dtype=torch.float64, device="cuda").contiguous(memory_format=memory_format)
     rows = torch.randperm(24)[:channels].sort().values
     places = (rows[:, None] * 72 + torch.arange(72)).view(-1).cuda()
-    ops = dispatch.find("torch", [(weight.device, weight.dtype)])
-    capture = Capture([Wanted([weight], places, places[:0])], ops, shares=False)
+    selection = silk.Selection(places, places[:0], 1.0, weight.numel(), PickedRows(rows.cuda(), ((24, 72),)))
+    capture = Capture([Wanted([weight], selection)])
     with capture.evaluation(1.0):
         torch.conv2d(x, weight, padding=1).square().sum().backward()
     assert weight.grad is None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,11 +17,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("numba")
-from spidersilk.kernels import plain as torch_ops
-from spidersilk.kernels.numba import backend as ops
+from updates import update_of
+
+from spidersilk.kernels.interface import Outcome
+from spidersilk.kernels.numba import backend
+from spidersilk.kernels.numba.backend import NumbaKernels
+from spidersilk.kernels.plain import top_indices
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
-FORMS = list(ops.FORMS)
+OPS = NumbaKernels()
+FORMS = list(backend.FORMS)
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 2**-7}
 
 
@@ -35,7 +41,7 @@ def normal(d: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The number of threads that even small work is split over."""
-    monkeypatch.setattr(ops, "PARALLEL_FROM", 1)
+    monkeypatch.setattr(backend, "PARALLEL_FROM", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -46,14 +52,20 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def check_selection(memory: Tensor, k1: int, k2: int, seed: int, histogram: Any = None) -> tuple[Tensor, Tensor]:
-    top, random = ops.select(memory, k1, k2, seed, histogram)
-    assert torch.equal(top, torch_ops.top_indices(memory.abs(), k1))
+    top, random = OPS.select(memory, k1, k2, seed, histogram)
+    assert torch.equal(top, top_indices(memory.abs(), k1))
     assert random.dtype == torch.int64
     assert random.numel() == k2
     assert bool((random[1:] > random[:-1]).all())
     assert k2 == 0 or (int(random[0]) >= 0 and int(random[-1]) < memory.numel())
     assert not bool(torch.isin(random, top).any())
     return top, random
+
+
+def blend(memory: Tensor, v: Tensor, decay: float) -> Any:
+    """M := decay |v| + (1 - decay) M by an update that selects nothing; the histogram of M comes back."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    return OPS.advance(update_of("recursive", v, None, memory, nothing, nothing, v[:0], 1.0, decay)).hint
 
 
 TINY = 2.0**-149
@@ -101,22 +113,21 @@ def test_the_top_on_any_input(entries: list[float], data: st.DataObject) -> None
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_histogram_changes_nothing_even_a_wrong_one(dtype: torch.dtype) -> None:
     v, memory = normal(5003, 1, dtype), normal(5003, 2, dtype).abs()
-    right = ops.blend(memory, v, 0.5)
-    assert right is not None
+    right = blend(memory, v, 0.5)
     assert int(right.sum()) == 5003
     expected = check_selection(memory, 250, 250, 7)
-    for histogram in (right, ops.blend(v.clone(), v * 100, 1.0), right * 0, right[::-1].copy(), right // 2, right * 2):
+    for histogram in (right, blend(v.clone(), v * 100, 1.0), right * 0, right[::-1].copy(), right // 2, right * 2):
         for own, other in zip(check_selection(memory, 250, 250, 7, histogram), expected, strict=True):
             assert torch.equal(own, other)
 
 
 def test_a_seed_decides_the_draw() -> None:
     memory = normal(4000, 1)
-    assert torch.equal(ops.select(memory, 100, 200, 5)[1], ops.select(memory, 100, 200, 5)[1])
-    assert not torch.equal(ops.select(memory, 100, 200, 5)[1], ops.select(memory, 100, 200, 6)[1])
-    ops.select(memory, 1, 1, -1)
+    assert torch.equal(OPS.select(memory, 100, 200, 5)[1], OPS.select(memory, 100, 200, 5)[1])
+    assert not torch.equal(OPS.select(memory, 100, 200, 5)[1], OPS.select(memory, 100, 200, 6)[1])
+    OPS.select(memory, 1, 1, -1)
     with pytest.raises(ValueError, match="together at most d"):
-        ops.select(memory, 4000, 1, 5)
+        OPS.select(memory, 4000, 1, 5)
 
 
 @pytest.mark.statistical
@@ -133,9 +144,9 @@ def test_the_draw_is_uniform(k1: int, k2: int) -> None:
     n = d - k1
     marks = torch.zeros(draws, d, dtype=torch.float64)
     for seed in range(draws):
-        marks[seed, ops.select(memory, k1, k2, seed)[1]] = 1
+        marks[seed, OPS.select(memory, k1, k2, seed)[1]] = 1
     rest = torch.ones(d, dtype=torch.bool)
-    rest[torch_ops.top_indices(memory.abs(), k1)] = False
+    rest[top_indices(memory.abs(), k1)] = False
     marks = marks[:, rest]
     expected = draws * k2 / n
     statistic = float((marks.sum(0) - expected).square().sum() / expected) * (n - 1) / (n - k2)
@@ -146,6 +157,10 @@ def test_the_draw_is_uniform(k1: int, k2: int) -> None:
 
 
 # Updates.
+
+
+def advance(given: dict[str, Any], **more: Any) -> Outcome:
+    return OPS.advance(update_of(**given, **more))
 
 
 def plain_update(form: str, v: Tensor, anchor: Tensor, indices: Tensor, changes: Tensor) -> Tensor:
@@ -160,7 +175,7 @@ def plain_update(form: str, v: Tensor, anchor: Tensor, indices: Tensor, changes:
 def case(form: str, d: int, dtype: torch.dtype, per_coordinate: bool = False, seed: int = 0) -> dict[str, Any]:
     k1, k2 = d // 10, d // 5
     memory = normal(d, seed + 2, dtype).abs()
-    top, random = ops.select(memory, k1, k2, seed)
+    top, random = OPS.select(memory, k1, k2, seed)
     scale = torch.rand(k2, generator=seeded(seed), dtype=torch.float64) + 1 if per_coordinate else 2.7
     values = normal(k1 + k2, seed + 4, dtype)
     anchor = normal(d, seed + 1, dtype)
@@ -199,9 +214,10 @@ def test_advance(form: str, dtype: torch.dtype, per_coordinate: bool, threads: i
     given = case(form, 10_007, dtype, per_coordinate)
     v, memory = expected_of(given)
     before = given["v"].clone()
-    finite, histogram = ops.advance(**given)
+    finite, gradients, histogram = advance(given)
     assert finite
-    assert histogram is not None
+    assert gradients is None  # x was not moved
+    assert isinstance(histogram, np.ndarray)
     assert_near(given["v"], v)
     assert_near(given["memory"], memory)
     assert torch.equal(torch.from_numpy(histogram).long(), histogram_of(given["memory"]))
@@ -221,14 +237,15 @@ def test_advance_and_move(form: str, dtype: torch.dtype, threads: int) -> None:
     v, memory = expected_of(given)
     steps = torch.cat([torch.full((size,), rate, dtype=torch.float64) for size, rate in zip(sizes, rates, strict=True)])
     x = torch.cat(params).detach().double() - steps * v
-    gradients = [torch.full_like(p, torch.nan) for p in params]
     other = {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
-    assert ops.advance_and_move(**given, params=params, lr=rates, gradients=gradients)[0]
+    finite, gradients, _ = advance(given, params=params, lr=rates)
+    assert finite
+    assert gradients is not None
     assert_near(given["v"], v)
     assert_near(given["memory"], memory)
     assert_near(torch.cat(params).detach(), x)
     assert torch.equal(torch.cat(gradients), given["v"])
-    ops.advance(**other, histogram=False)
+    advance(other)
     assert torch.equal(other["v"], given["v"])
     assert torch.equal(other["memory"], given["memory"])
 
@@ -239,11 +256,11 @@ def test_the_same_bits_as_torch(dtype: torch.dtype) -> None:
     given = case("recursive", 10_007, dtype)
     v, k1 = given["v"].clone(), given["top"].numel()
     changes = torch.cat([given["values"][:k1], given["values"][k1:] * given["scale"]])
-    torch_ops.add_at(v, torch.cat([given["top"], given["random"]]), changes)
+    v.index_add_(0, torch.cat([given["top"], given["random"]]), changes)
     memory, x = given["memory"].clone(), normal(10_007, 9, dtype)
-    torch_ops.blend(memory, v, given["decay"])
+    memory.mul_(1 - given["decay"]).add_(v.abs(), alpha=given["decay"])
     moved = x.clone()
-    ops.advance_and_move(**given, params=[moved], lr=0.1)
+    advance(given, params=[moved], lr=0.1)
     assert torch.equal(given["v"], v)
     near = ROUNDING[dtype]
     torch.testing.assert_close(given["memory"], memory, rtol=near, atol=near)
@@ -268,11 +285,11 @@ def test_nothing_moves_when_v_is_not_finite(form: str, dtype: torch.dtype, bad: 
             given["values"][place] = bad
         params = list(normal(3000, 8, dtype).split([1000, 2000]))
         kept = {name: given[name].clone() for name in ("v", "memory")} | {"x": torch.cat(params)}
-        assert ops.advance_and_move(**given, params=params, lr=0.1) == (False, None)
+        assert advance(given, params=params, lr=0.1) == Outcome(False)
         assert torch.equal(kept["x"], torch.cat(params))
         assert torch.equal(kept["v"], given["v"])
         assert torch.equal(kept["memory"], given["memory"])
-        assert ops.advance(**given)[0] is False
+        assert advance(given).finite is False
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -281,7 +298,7 @@ def test_large_but_finite_values_pass(dtype: torch.dtype) -> None:
     given["v"][given["top"][3]] = -torch.finfo(dtype).max
     given["values"][3] = torch.finfo(dtype).max
     x = torch.zeros(3000, dtype=dtype)
-    assert ops.advance_and_move(**given, params=[x], lr=0.1)[0]
+    assert advance(given, params=[x], lr=0.1).finite
     assert float(given["v"][given["top"][3]]) == 0
 
 
@@ -292,16 +309,13 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         {"form": "anchored"}, {"form": "other"}, {"scale": torch.ones(3)},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"values|one dtype|form"):
-            ops.advance(**given | change)
+            advance(given | change)
     with pytest.raises(ValueError, match="make up"):
-        ops.advance_and_move(**given, params=[torch.zeros(2999)], lr=0.1)
+        advance(given, params=[torch.zeros(2999)], lr=0.1)
     with pytest.raises(ValueError, match="contiguous"):
-        ops.advance_and_move(**given, params=[torch.zeros(50, 60).T], lr=0.1)
+        advance(given, params=[torch.zeros(50, 60).T], lr=0.1)
     with pytest.raises(IndexError):
-        ops.advance(**given | {"top": given["top"] + 3000})
-    for call in (ops.blend_at, ops.add_at):
-        with pytest.raises(IndexError):
-            call(torch.zeros(3), torch.tensor([-1]), torch.ones(1), *([0.5] if call is ops.blend_at else []))
+        advance(given | {"top": given["top"] + 3000})
 
 
 # The k entries of a selection.
@@ -317,41 +331,41 @@ def test_gather_and_scatter(shapes: list[tuple[int, bool]], data: st.DataObject)
     whole = torch.cat([torch.zeros(n, dtype=dtype) if p is None else p for p, n in zip(pieces, sizes, strict=True)])
     indices = torch.tensor(data.draw(st.lists(st.integers(0, max(sum(sizes) - 1, 0)), unique=True, max_size=60)))
     indices = indices.long() if sum(sizes) else torch.empty(0, dtype=torch.int64)
-    assert torch.equal(ops.gather(pieces, sizes, indices, dtype), whole[indices])
+    assert torch.equal(OPS.gather(pieces, sizes, indices, dtype), whole[indices])
     values = normal(indices.numel(), 2, dtype)
     kept = [torch.zeros(n, dtype=dtype) if p is None else p.clone() for p, n in zip(pieces, sizes, strict=True)]
-    ops.scatter(kept, sizes, indices, values)
+    OPS.scatter(kept, sizes, indices, values)
     whole[indices] = values
     assert torch.equal(torch.cat(kept), whole)
     for wrong in (-1, sum(sizes)):
         with pytest.raises(IndexError):
-            ops.gather(pieces, sizes, torch.tensor([wrong]), dtype)
+            OPS.gather(pieces, sizes, torch.tensor([wrong]), dtype)
 
 
 def test_gather_copies_what_is_not_contiguous() -> None:
     pieces = [torch.arange(6.0).view(2, 3).T, torch.eye(3).to_sparse(), None]
     whole = torch.cat([pieces[0].reshape(-1), torch.eye(3).reshape(-1), torch.zeros(2)])
-    assert torch.equal(ops.gather(pieces, [6, 9, 2], torch.arange(17)), whole)
+    assert torch.equal(OPS.gather(pieces, [6, 9, 2], torch.arange(17), torch.float32), whole)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_entries_of_a_selection(dtype: torch.dtype, threads: int) -> None:
-    memory, values = normal(5000, 1, dtype).abs(), normal(900, 2, dtype)
-    indices = torch.randperm(5000, generator=seeded(3))[:900]
-    expected = memory.double()
-    expected[indices] = 0.3 * values.double().abs() + 0.7 * expected[indices]
-    target, added = memory.clone(), memory.clone()
-    torch_ops.add_at(added, indices, values)
-    ops.add_at(target, indices, values)
-    assert torch.equal(target, added)
-    ops.put_at(target, indices, values)
-    assert torch.equal(target[indices], values)
-    ops.blend_at(memory, indices, values, 0.3)
-    assert_near(memory, expected)
+def test_memory_alone(dtype: torch.dtype, threads: int) -> None:
     whole, v = normal(5000, 4, dtype).abs(), normal(5000, 5, dtype)
     blended = 0.3 * v.double().abs() + 0.7 * whole.double()
-    ops.blend(whole, v, 0.3)
+    blend(whole, v, 0.3)
     assert_near(whole, blended)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+def test_a_memory_that_is_not_finite_is_refused(dtype: torch.dtype, bad: float, threads: int) -> None:
+    """Largest finite numbers pass: their bin is below those of infinities and nan."""
+    memory = normal(5003, 1, dtype)
+    memory[17] = torch.finfo(dtype).max
+    assert 17 in OPS.select(memory, 10, 10, 1)[0].tolist()
+    memory[4000] = bad
+    with pytest.raises(ValueError, match="not finite"):
+        OPS.select(memory, 10, 10, 1)
 
 
 # Threads and the cache.
@@ -359,18 +373,18 @@ def test_entries_of_a_selection(dtype: torch.dtype, threads: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_depends_on_the_number_of_threads(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "PARALLEL_FROM", 1)
+    monkeypatch.setattr(backend, "PARALLEL_FROM", 1)
     before, results = torch.get_num_threads(), []
     for threads in (1, 2, 3, 7):
         torch.set_num_threads(threads)
         given = case("anchored", 20_011, dtype)
         params = list(normal(20_011, 8, dtype).split([7000, 13_011]))
-        _, histogram = ops.advance_and_move(**given, params=params, lr=0.1)
-        assert histogram is not None
-        picked = ops.select(given["memory"], 1000, 9000, 3, histogram)
-        read = ops.gather(params, [7000, 13_011], torch.cat(picked))
-        top = ops.select(given["memory"], 1000, 15_000, 3)
-        results.append([given["v"], given["memory"], *params, torch.from_numpy(histogram), *picked, read, *top])
+        histogram = advance(given, params=params, lr=0.1).hint
+        assert isinstance(histogram, np.ndarray)
+        picked = OPS.select(given["memory"], 1000, 9000, 3, histogram)
+        read = OPS.gather(params, [7000, 13_011], torch.cat(picked), dtype)
+        top = OPS.select(given["memory"], 1000, 15_000, 3)
+        results.append([given["v"], given["memory"], *params, torch.from_numpy(histogram).long(), *picked, read, *top])
     torch.set_num_threads(before)
     for result in results[1:]:
         assert all(torch.equal(own, first) for own, first in zip(result, results[0], strict=True))
@@ -386,9 +400,9 @@ def test_a_cache_that_cannot_be_written_is_done_without(trouble: str, tmp_path: 
     code = f"""import torch
 import numba.core.caching as c
 {trouble}
-from spidersilk.kernels.numba import backend as numba_ops
-print(numba_ops.select(torch.arange(9.), 2, 0, 1)[0])"""
-    source = str(Path(ops.__file__).parents[3])
+from spidersilk.kernels.numba.backend import NumbaKernels
+print(NumbaKernels().select(torch.arange(9.), 2, 0, 1)[0])"""
+    source = str(Path(backend.__file__).parents[3])
     run = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": source},
         capture_output=True, text=True, timeout=300, check=False,

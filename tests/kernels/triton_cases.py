@@ -7,6 +7,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
+import added_estimator
 import permutation
 import pytest
 import torch
@@ -14,15 +15,17 @@ from cases import METHODS, mlp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from updates import update_of
 
 pytest.importorskip("triton", reason="needs triton")
 
 import interpreted
 
 from spidersilk import reference
-from spidersilk.kernels import plain as torch_ops
-from spidersilk.kernels.triton import ops as triton_ops
-from spidersilk.kernels.triton.backend import TritonOps
+from spidersilk.kernels.interface import Flag
+from spidersilk.kernels.plain import PLAIN, top_indices
+from spidersilk.kernels.triton import plan, vectors
+from spidersilk.kernels.triton.backend import TritonKernels
 from spidersilk.operator.stream import Stream
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -34,9 +37,11 @@ interpreted.prepare()
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles at small sizes."""
-    sizes = {"TILE": 256, "PROGRAMS": 2, "BITS": 16, "ADVANCE_TILE": 128, "ADVANCE_PROGRAMS": 2, "MOVE_TILE": 64}
-    for name, value in {**sizes, "BLOCK": 64, "SAMPLES": (32, 32), "LARGE": (8, 64, 64)}.items():
-        monkeypatch.setattr(triton_ops, name, value)
+    selecting = {"TILE": 256, "PROGRAMS": 2, "BITS": 16, "SAMPLES": (32, 32), "LARGE": (8, 64, 64)}
+    updating = {"ADVANCE_TILE": 128, "ADVANCE_PROGRAMS": 2, "MOVE_TILE": 64, "BLOCK": 64}
+    for module, sizes in ((plan, selecting), (vectors, updating)):
+        for name, value in sizes.items():
+            monkeypatch.setattr(module, name, value)
 
 
 def inputs(name: str, d: int, dtype: torch.dtype) -> Tensor:
@@ -56,9 +61,9 @@ def inputs(name: str, d: int, dtype: torch.dtype) -> Tensor:
 
 
 def check(memory: Tensor, k1: int, k2: int, seed: int = 5) -> tuple[Tensor, Tensor]:
-    counter = triton_ops.make_counter(seed, 0, "cpu")
-    top, random = triton_ops.select(memory, k1, k2, counter)
-    assert top.tolist() == torch_ops.top_indices(memory.abs(), k1).tolist()
+    counter = plan.make_counter(seed, 0, "cpu")
+    top, random = plan.select(memory, k1, k2, counter)
+    assert top.tolist() == top_indices(memory.abs(), k1).tolist()
     assert random.dtype == torch.int64
     assert random.numel() == k2
     assert counter.tolist() == [seed, int(k2 > 0)]
@@ -96,13 +101,13 @@ def test_any_size(d: int) -> None:
 @pytest.mark.parametrize("large", [(8, 64, 64), (8, 512, 512)])
 def test_wrong_guesses_cost_passes_only(monkeypatch: pytest.MonkeyPatch, large: tuple[int, int, int]) -> None:
     """Bounds from the wrong end of the samples: the threshold is above both, or below both."""
-    monkeypatch.setattr(triton_ops, "LARGE", large)
+    monkeypatch.setattr(plan, "LARGE", large)
     cases = zip(DTYPES * 2, ((28, 30), (0, 1), (-1, 99), (15, 16), (0, 31), (29, 30)), strict=True)
     for number, (dtype, ranks) in enumerate(cases):
-        monkeypatch.setattr(triton_ops, "_ranks", lambda sample, *_, r=ranks: tuple(x * sample // 32 for x in r))
-        triton_ops._plan.cache_clear()
+        monkeypatch.setattr(plan, "_ranks", lambda sample, *_, r=ranks: tuple(x * sample // 32 for x in r))
+        plan._plan.cache_clear()
         check(*((inputs("random", 600, dtype), 100, 5) if number % 2 else (inputs("tied", 600, dtype), 400, 5)))
-    triton_ops._plan.cache_clear()
+    plan._plan.cache_clear()
 
 
 def test_a_guess_that_leaves_a_single_key_below(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,18 +115,18 @@ def test_a_guess_that_leaves_a_single_key_below(monkeypatch: pytest.MonkeyPatch)
     memory = torch.zeros(600)
     memory[5::20] = 2.0**-149
     memory[::6] = 1.0
-    monkeypatch.setattr(triton_ops, "LARGE", (8, 512, 512))
+    monkeypatch.setattr(plan, "LARGE", (8, 512, 512))
     for rank in (7, 8, 9):  # one of them is that of a smallest number in the sample
-        monkeypatch.setattr(triton_ops, "_ranks", lambda sample, *_, r=rank: (0, r * sample // 32))
-        triton_ops._plan.cache_clear()
+        monkeypatch.setattr(plan, "_ranks", lambda sample, *_, r=rank: (0, r * sample // 32))
+        plan._plan.cache_clear()
         check(memory, 400, 50)
-    triton_ops._plan.cache_clear()
+    plan._plan.cache_clear()
 
 
 def test_half_precision_and_nothing_to_select() -> None:
     check(inputs("random", 300, torch.float16), 15, 20)
     check(inputs("denormal", 300, torch.float16), 15, 20)
-    top, random = triton_ops.select(torch.empty(0), 0, 0, triton_ops.make_counter(1, 0, "cpu"))
+    top, random = plan.select(torch.empty(0), 0, 0, plan.make_counter(1, 0, "cpu"))
     assert top.numel() == random.numel() == 0
 
 
@@ -138,12 +143,12 @@ def test_a_loaded_counter_stays_where_it_is() -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.2])
 def test_sizes_hold_whatever_chance_does(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
     """With bounds that the draw is likely to miss: exactly k2 others, ascending."""
-    monkeypatch.setattr(triton_ops, "SPREAD", spread)
+    monkeypatch.setattr(plan, "SPREAD", spread)
     for name in ("random", "tied"):
         memory = inputs(name, 700, torch.float32)
         for seed in range(1):
-            top, random = triton_ops.select(memory, 35, 300, triton_ops.make_counter(seed, 0, "cpu"))
-            assert top.tolist() == torch_ops.top_indices(memory.abs(), 35).tolist()
+            top, random = plan.select(memory, 35, 300, plan.make_counter(seed, 0, "cpu"))
+            assert top.tolist() == top_indices(memory.abs(), 35).tolist()
             assert random.tolist() == sorted(set(random.tolist()) - set(top.tolist()))
             assert len(random) == 300
             assert 0 <= int(random[0]) <= int(random[-1]) < 700
@@ -168,11 +173,11 @@ def test_draws_are_uniform() -> None:
 
 def test_position_decides_the_draw() -> None:
     memory = inputs("random", 600, torch.float32)
-    counter = triton_ops.make_counter(2**62 + 1, 2**40, "cpu")
-    first = triton_ops.select(memory, 30, 60, counter)[1]
-    second = triton_ops.select(memory, 30, 60, counter)[1]
-    again = triton_ops.select(memory, 30, 60, triton_ops.make_counter(2**62 + 1, 2**40, "cpu"))[1]
-    other = triton_ops.select(memory, 30, 60, triton_ops.make_counter(2**62 + 2, 2**40, "cpu"))[1]
+    counter = plan.make_counter(2**62 + 1, 2**40, "cpu")
+    first = plan.select(memory, 30, 60, counter)[1]
+    second = plan.select(memory, 30, 60, counter)[1]
+    again = plan.select(memory, 30, 60, plan.make_counter(2**62 + 1, 2**40, "cpu"))[1]
+    other = plan.select(memory, 30, 60, plan.make_counter(2**62 + 2, 2**40, "cpu"))[1]
     assert first.tolist() == again.tolist()
     assert len({tuple(x.tolist()) for x in (first, second, other)}) == 3
     assert counter.tolist() == [2**62 + 1, 2**40 + 2]
@@ -203,7 +208,7 @@ def test_advance(form: str, dtype: torch.dtype, many_scales: bool) -> None:
     flag = torch.zeros(1, dtype=torch.int64)
     anchor = None if form == "fresh" else v_anchor
     kind = "anchored" if form == "fresh" else form
-    triton_ops.advance(v, anchor, memory, top, random, values, scale, decay, kind, flag, 1 << 32)
+    vectors.advance(v, anchor, memory, top, random, values, scale, decay, kind, flag, 1 << 32)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(v.double(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(memory.double(), expected_memory, rtol=tolerance, atol=tolerance)
@@ -218,7 +223,7 @@ def test_all_selected_is_dense_bit_for_bit() -> None:
         v, v_anchor, values = (torch.randn(d, generator=g).to(dtype) for _ in range(3))
         for form, expected in (("recursive", v + values), ("anchored", v_anchor + values)):
             out, flag = v.clone(), torch.zeros(1, dtype=torch.int64)
-            triton_ops.advance(out, v_anchor, v.abs(), everything, nothing, values, 1.0, 0.5, form, flag, 1 << 32)
+            vectors.advance(out, v_anchor, v.abs(), everything, nothing, values, 1.0, 0.5, form, flag, 1 << 32)
             assert torch.equal(out, expected)
 
 
@@ -227,14 +232,14 @@ def test_move_stops_at_the_first_bad_step(dtype: torch.dtype) -> None:
     g, sizes = torch.Generator().manual_seed(0), [3, 300, 1, 256, 40]
     d = sum(sizes)
     x, v = torch.randn(d, generator=g).to(dtype), torch.randn(d, generator=g).to(dtype)
-    tensors, pieces = [piece.clone() for piece in x.split(sizes)], triton_ops.Pieces(sizes, "cpu")
+    tensors, pieces = [piece.clone() for piece in x.split(sizes)], vectors.Pieces(sizes, "cpu")
     gradient, flag = torch.zeros(d, dtype=dtype), torch.zeros(1, dtype=torch.int64)
-    triton_ops.move(pieces, pieces.table(tensors), gradient, v, 0.1, flag)
+    vectors.move(pieces, pieces.table(tensors), gradient, v, 0.1, flag)
     moved = torch.cat(tensors)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(moved, x - 0.1 * v, rtol=tolerance, atol=tolerance)
     assert torch.equal(gradient, v)
-    triton_ops.move(pieces, pieces.table(tensors), None, v, torch.tensor([0.1], dtype=torch.float64), flag)
+    vectors.move(pieces, pieces.table(tensors), None, v, torch.tensor([0.1], dtype=torch.float64), flag)
     torch.testing.assert_close(torch.cat(tensors), moved - 0.1 * v, rtol=tolerance, atol=tolerance)
     moved = torch.cat(tensors)
     top = torch.tensor([5])
@@ -242,8 +247,8 @@ def test_move_stops_at_the_first_bad_step(dtype: torch.dtype) -> None:
     for step, value in ((7, math.nan), (8, math.inf), (9, 0.0)):
         values = torch.tensor([value], dtype=dtype)
         mark = 2**62 - step
-        triton_ops.advance(v, None, v.abs(), top, none, values, 1.0, 0.5, "recursive", flag, mark)
-        triton_ops.move(pieces, pieces.table(tensors), gradient, v, 0.1, flag)
+        vectors.advance(v, None, v.abs(), top, none, values, 1.0, 0.5, "recursive", flag, mark)
+        vectors.move(pieces, pieces.table(tensors), gradient, v, 0.1, flag)
         assert 2**62 - flag.item() == 7
         assert torch.equal(torch.cat(tensors), moved)
         assert not bool(gradient.any())
@@ -253,7 +258,7 @@ def test_move_stops_at_the_first_bad_step(dtype: torch.dtype) -> None:
 def test_gather_and_scatter_over_pieces(count: int) -> None:
     g = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 30, (count,), generator=g).tolist()
-    flat, ops = torch.randn(sum(sizes), generator=g), TritonOps()
+    flat, ops = torch.randn(sum(sizes), generator=g), TritonKernels()
     tensors = [piece.clone() for piece in flat.split(sizes)]
     indices = torch.randperm(len(flat), generator=g)[: max(len(flat) // 3, 1)]
     assert torch.equal(ops.gather(tensors, sizes, indices, torch.float32), flat[indices])
@@ -261,19 +266,19 @@ def test_gather_and_scatter_over_pieces(count: int) -> None:
     expected = flat * 3
     expected[: sizes[0]] = 0
     assert torch.equal(
-        ops.gather(others, sizes, indices, torch.float32), torch_ops.gather(others, sizes, indices, torch.float32)
+        ops.gather(others, sizes, indices, torch.float32), PLAIN.gather(others, sizes, indices, torch.float32)
     )
     torch.testing.assert_close(ops.gather(others, sizes, indices, torch.float32), expected[indices])
     values = torch.randn(len(indices), generator=g)
     ops.scatter(tensors, sizes, indices, values)
     assert torch.equal(torch.cat(tensors), flat.index_copy(0, indices, values))
     with pytest.raises(ValueError, match="contiguous"):
-        triton_ops.Pieces(sizes, "cpu").table([torch.zeros(size + 1) for size in sizes])
+        vectors.Pieces(sizes, "cpu").table([torch.zeros(size + 1) for size in sizes])
 
 
 def test_parts_that_do_not_lie_as_they_should() -> None:
     """Channels last, another dtype, a sparse gradient: falls back to the plain formulas."""
-    g, ops = torch.Generator().manual_seed(0), TritonOps()
+    g, ops = torch.Generator().manual_seed(0), TritonKernels()
     image = torch.randn(2, 3, 4, 4, generator=g).to(memory_format=torch.channels_last)
     table = torch.randn(5, 2, generator=g)
     sizes, indices = [96, 10], torch.tensor([1, 40, 95, 97, 105])
@@ -313,13 +318,42 @@ def test_trajectory_is_that_of_the_plain_formulas(name: str) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_flat_operations(dtype: torch.dtype) -> None:
-    g = torch.Generator().manual_seed(0)
-    target, values = torch.rand(300, generator=g).to(dtype), torch.randn(100, generator=g).to(dtype)
-    indices = torch.randperm(300, generator=g)[:100]
-    for name, more in (("add_at", ()), ("put_at", ()), ("blend_at", (0.3,))):
-        ours, theirs = target.clone(), target.clone()
-        getattr(triton_ops, name)(ours, indices, values, *more)
-        getattr(torch_ops, name)(theirs, indices, values, *more)
-        torch.testing.assert_close(ours, theirs)
+def test_an_estimator_from_outside_the_library() -> None:
+    added_estimator.check("triton")
+
+
+@pytest.mark.parametrize("form", ["recursive", "anchored", "refresh", "fresh"])
+def test_one_update_moves_all(form: str) -> None:
+    """v, M and x by one call, as the plain formulas have them; a value that is not finite leaves x and says so."""
+    g, d, sizes = torch.Generator().manual_seed(0), 600, [3, 397, 200]
+    top, random = torch.arange(0, 40), torch.arange(100, 150)
+    for bad in (False, True):
+        v, anchor, memory = (torch.randn(d, generator=g, dtype=torch.float64) for _ in range(3))
+        values = torch.randn(90, generator=g, dtype=torch.float64)
+        x = [part.clone() for part in torch.randn(d, generator=g, dtype=torch.float64).split(sizes)]
+        start = {"recursive": v, "refresh": v, "anchored": anchor}.get(
+            form, torch.zeros(d, dtype=torch.float64)
+        ).clone()
+        weights = torch.cat([torch.ones(40), torch.full((50,), 1.0 if form == "refresh" else 3.0)]).double()
+        chosen = torch.cat([top, random])
+        new = start.clone()
+        new[chosen] = (anchor if form == "refresh" else start)[chosen] + weights * values
+        if bad:
+            values[7] = math.inf
+        given = update_of(
+            form, v, anchor, memory.abs(), top, random, values, 1.0 if form == "refresh" else 3.0, 0.3, x, 0.1
+        )
+        before = torch.cat(x)
+        outcome = TritonKernels().advance(given)
+        assert outcome.finite is not bad
+        if bad:
+            assert torch.equal(torch.cat(x), before)
+            continue
+        torch.testing.assert_close(v, new, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(given.memory, 0.3 * new.abs() + 0.7 * memory.abs(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.cat(x), before - 0.1 * new, rtol=1e-12, atol=1e-12)
+        assert outcome.gradients is not None
+        assert torch.equal(torch.cat(outcome.gradients), v)
+        flag = Flag(torch.zeros(1, dtype=torch.int64), 1 << 40)
+        uneven = update_of(form, v, anchor, memory.abs(), top, random, values, 3.0, 0.3, x, [0.1, 0.2, 0.1], flag)
+        assert TritonKernels().advance(uneven) == (True, None, None)  # the caller moves x

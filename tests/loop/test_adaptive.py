@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import spidersilk as silk
-from spidersilk.loop.lengths import Adaptive, Small, as_inner_length
+from spidersilk.loop.batches import Small
+from spidersilk.loop.lengths import Adaptive, as_inner_length
 
 # The rules.
 

@@ -16,11 +16,12 @@ from torch.nn import functional as F
 
 import spidersilk as silk
 from spidersilk import reference
-from spidersilk.kernels import backends as dispatch
+from spidersilk.kernels.plain import PLAIN
 from spidersilk.operator.groups import RowLayout
-from spidersilk.operator.selection import Selection
+from spidersilk.operator.selection import Selection, Selector
 from spidersilk.operator.stream import Stream
 from spidersilk.variance.measures import Meter
+from spidersilk.variance.method import Method
 
 CPU = torch.device("cpu")
 SHAPES = [(3, 2), (3,), (4, 1, 2), ()]  # rows of length 2: 3 + 4, of length 1: 3 + 1
@@ -155,7 +156,7 @@ def test_classes_are_of_equal_length_over_all_tensors_or_within_each() -> None:
     assert [(c.length, c.count) for c in apart.classes] == [(2, 3), (1, 3), (2, 4), (1, 1)]
     memory = torch.rand(18, dtype=torch.float64)
     sparsity = silk.RTop(0.3, 0.3, per_tensor=True, groups="rows")
-    selection = sparsity.draw(memory, [], Stream(1), dispatch.find("torch", []), rows=sparsity.layout(SHAPES, CPU))
+    (selection,) = Selector(sparsity, [(SHAPES, CPU)], Stream(1), PLAIN).draw([memory])
     assert selection.rows is not None
     assert [len(own) for own in selection.rows] == [2, 2, 4, 1]
 
@@ -320,7 +321,7 @@ def test_measures_know_of_rows() -> None:
     shapes = [(9, 4), (9,), (5, 2, 2), (6, 1)]
     g = seeded(12)
     memory, y = torch.randn(2, 71, generator=g, dtype=torch.float64)
-    meter, told = Meter(False, "unbiased", False, True), []
+    meter, told = Meter(Method("anchor", sparsity=silk.RTop(0.2, 0.2, groups="rows"))), []
     for _ in range(1000):
         drawn = silk.select(memory, 0.2, 0.2, shapes=shapes, generator=g)
         told.append(meter.measure((0, 0), [drawn.gather(y)], [drawn], [y], 0.0, [memory], None).rtop_variance)

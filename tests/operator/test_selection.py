@@ -12,7 +12,8 @@ from torch import Tensor
 
 import spidersilk as silk
 from spidersilk import reference
-from spidersilk.kernels import backends as dispatch
+from spidersilk.kernels.plain import PLAIN
+from spidersilk.operator.selection import Selector
 from spidersilk.operator.stream import Stream
 
 
@@ -160,13 +161,15 @@ def test_per_tensor_selects_from_each_and_stays_unbiased_in_scale() -> None:
     sizes = [20, 1, 9]
     sparsity = silk.RTop(0.2, 0.1, per_tensor=True)
     memory = torch.rand(30, dtype=torch.float64)
-    selection = sparsity.draw(memory, sizes, Stream(1), dispatch.find("torch", []))
+    shapes = [(size,) for size in sizes]
+    (selection,) = Selector(sparsity, [(shapes, memory.device)], Stream(1), PLAIN).draw([memory])
     assert isinstance(selection.scale, Tensor)
     pieces = memory.split(sizes)
     expected = [*reference.top(pieces[0], 4), 20] + [21 + i for i in reference.top(pieces[2], 2)]
     assert selection.top.tolist() == expected
     assert selection.scale.tolist() == [8.0, 8.0, 7.0]  # (20-4)/2 twice, nothing left of 1, (9-2)/1
-    counts = silk.RTop(3, 2, per_tensor=True).draw(memory, sizes, Stream(1), dispatch.find("torch", []))
+    of_counts = Selector(silk.RTop(3, 2, per_tensor=True), [(shapes, memory.device)], Stream(1), PLAIN)
+    (counts,) = of_counts.draw([memory])
     assert (counts.k1, counts.k2) == (3 + 1 + 3, 2 + 0 + 2)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import spidersilk as silk
-from spidersilk.operator.sparsity import QueryCounter, captured_energy, residuals
+from spidersilk.operator.sparsity import captured_energy, residuals
 
 
 def test_entropy_of_known_distributions() -> None:
@@ -35,15 +35,6 @@ def test_entropy_in_pieces_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch)
     whole = silk.entropy(memory)
     monkeypatch.setattr("spidersilk.operator.sparsity._CHUNK", 7)
     assert silk.entropy(memory) == pytest.approx(whole, abs=1e-12)
-
-
-def test_query_counter() -> None:
-    counter = QueryCounter()
-    counter.add(1000, 1, 1.0)
-    counter.add(100, 2, 0.1)
-    assert counter.total == pytest.approx(1020)
-    counter.add(None, 1, 1.0)
-    assert math.isnan(counter.total)
 
 
 def test_captured_energy_is_the_share_in_the_top() -> None:

@@ -14,10 +14,10 @@ from processes import Training, trajectory
 from torch import nn
 
 import spidersilk as silk
-from spidersilk.loop.lengths import Anchor, Portion
+from spidersilk.loop.batches import Anchor
 from spidersilk.parallel import agreement
 from spidersilk.parallel.agreement import checksum, checksum_of
-from spidersilk.parallel.workers import Traffic
+from spidersilk.parallel.workers import Portion, Traffic
 
 
 @pytest.mark.parametrize("by_dataloader", [False, True])

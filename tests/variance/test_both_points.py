@@ -69,7 +69,7 @@ def test_stateful_layers_start_both_evaluations_alike(name: str) -> None:
     optimizer = make(name, model, lr=0.0, k1=10, k2=10)
     closure_for = simple(model, optimizer)
     optimizer.step(closure_for(torch.arange(64)), anchor=True)
-    before = optimizer._points._buffers
+    before = optimizer._engine.points._buffers
     assert before is None  # an anchor needs no guard
     kind = "memory" if optimizer.move == "selected" else "estimate"
     for _ in range(4):

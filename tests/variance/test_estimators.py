@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from spidersilk.kernels import plain as ops
+from spidersilk.kernels.interface import Update
 from spidersilk.operator.selection import Selection
-from spidersilk.variance import estimators, memory
+from spidersilk.sparse.fresh import FRESH
+from spidersilk.variance import memory
+from spidersilk.variance.estimators.anchored import ANCHORED
+from spidersilk.variance.estimators.recursive import RECURSIVE
+from spidersilk.variance.estimators.refresh import REFRESH
+from spidersilk.variance.estimators.registry import Estimator
 
 S = Selection(torch.tensor([1]), torch.tensor([3]), 4.0, 5)  # k1 = k2 = 1 of 5
 
@@ -15,47 +20,61 @@ def vector(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def apply(
+    estimator: Estimator,
+    v: torch.Tensor,
+    values: torch.Tensor,
+    selection: Selection | None,
+    scaling: str,
+    v_anchor: torch.Tensor | None = None,
+) -> None:
+    indices = None if selection is None else selection.indices
+    scale = selection.scale if selection is not None and scaling == "unbiased" else 1.0
+    k1 = 0 if selection is None else selection.k1
+    estimator.formula(Update(v, values, estimator.formula, None, v_anchor, None, indices, k1, scale))
+
+
 def test_recursive() -> None:
     v = vector(1, 2, 3, 4, 5)
-    estimators.recursive(v, vector(10, 100), S, "unbiased", ops)
+    apply(RECURSIVE, v, vector(10, 100), S, "unbiased")
     assert v.tolist() == [1, 12, 3, 404, 5]
-    estimators.recursive(v, vector(10, 100), S, "none", ops)
+    apply(RECURSIVE, v, vector(10, 100), S, "none")
     assert v.tolist() == [1, 22, 3, 504, 5]
-    estimators.recursive(v, vector(1, 1, 1, 1, 1), None, "unbiased", ops)
+    apply(RECURSIVE, v, vector(1, 1, 1, 1, 1), None, "unbiased")
     assert v.tolist() == [2, 23, 4, 505, 6]
 
 
 def test_anchored_forgets_the_last_step_and_refresh_does_not() -> None:
     anchor, v = vector(1, 1, 1, 1, 1), vector(7, 7, 7, 7, 7)
-    estimators.anchored(v, anchor, vector(10, 100), S, "unbiased", ops)
+    apply(ANCHORED, v, vector(10, 100), S, "unbiased", anchor)
     assert v.tolist() == [1, 11, 1, 401, 1]
-    estimators.anchored(v, anchor, vector(2, 3), Selection(torch.tensor([0]), torch.tensor([1]), 4.0, 5), "none", ops)
+    apply(ANCHORED, v, vector(2, 3), Selection(torch.tensor([0]), torch.tensor([1]), 4.0, 5), "none", anchor)
     assert v.tolist() == [3, 4, 1, 1, 1]
     v = vector(7, 7, 7, 7, 7)
-    estimators.anchored(v, anchor, vector(10, 100), S, "refresh", ops)
+    apply(REFRESH, v, vector(10, 100), S, "refresh", anchor)
     assert v.tolist() == [7, 11, 7, 101, 7]
-    estimators.anchored(v, anchor, vector(0, 0, 0, 0, 5), None, "unbiased", ops)
+    apply(ANCHORED, v, vector(0, 0, 0, 0, 5), None, "unbiased", anchor)
     assert v.tolist() == [1, 1, 1, 1, 6]
 
 
 def test_fresh() -> None:
     v = vector(7, 7, 7, 7, 7)
-    estimators.fresh(v, vector(10, 100), S, "unbiased", ops)
+    apply(FRESH, v, vector(10, 100), S, "unbiased")
     assert v.tolist() == [0, 10, 0, 400, 0]
-    estimators.fresh(v, vector(10, 100), S, "none", ops)
+    apply(FRESH, v, vector(10, 100), S, "none")
     assert v.tolist() == [0, 10, 0, 100, 0]
 
 
 def test_selected() -> None:
-    assert estimators.selected(None, vector(10, 100), S).tolist() == [10, 100]
-    assert estimators.selected(vector(0, 1, 2, 3, 4), vector(10, 100), S).tolist() == [11, 103]
+    assert FRESH.on_selection(None, vector(10, 100), S).tolist() == [10, 100]
+    assert ANCHORED.on_selection(vector(0, 1, 2, 3, 4), vector(10, 100), S).tolist() == [11, 103]
 
 
 def test_memory_start_and_decay() -> None:
     m = vector(0, 0, 0, 0, 0)
     memory.start(m, vector(-1, 2, -3, 4, 0))
     assert m.tolist() == [1, 2, 3, 4, 0]
-    memory.update(m, vector(-3, 0, 3, -4, 1), 0.25, ops)
+    memory.update(Update(vector(-3, 0, 3, -4, 1), vector(), memory.update, memory=m, decay=0.25))
     assert m.tolist() == [1.5, 1.5, 3, 4, 0.25]
-    memory.update_selected(m, S, vector(-5.5, 0), 0.5, ops)
+    memory.update_selected(m, S, vector(-5.5, 0), 0.5)
     assert m.tolist() == [1.5, 3.5, 3, 2, 0.25]

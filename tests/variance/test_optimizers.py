@@ -213,7 +213,7 @@ def test_base_state_has_k_entries_when_anchors_move_the_selected() -> None:
     for batch in draw[:30]:
         optimizer.step(problem.closure(optimizer, batch))
     assert not base.state  # nothing of size d
-    twin = optimizer._work.compact.twin  # type: ignore[union-attr]
+    twin = optimizer._engine.compact.twin  # type: ignore[union-attr]
     (state,) = twin.state.values()
     assert {name: tuple(value.shape) for name, value in state.items()} == {
         "step": (), "exp_avg": (8,), "exp_avg_sq": (8,)
@@ -371,9 +371,9 @@ def test_one_pass_and_many_passes_agree(name: str, base: str) -> None:
             torch.optim.lr_scheduler.StepLR(optimizer.base, 100)
         drawn: list[silk.Selection] = []
         for step in range(9):
-            if replay is not None and optimizer._work is not None:
-                monkey = iter(replay[len(drawn) :])
-                optimizer._work._draw = lambda _, monkey=monkey: _replayed(optimizer._work, next(monkey))  # type: ignore
+            if replay is not None and optimizer._engine is not None:
+                rest = iter(replay[len(drawn) :])
+                optimizer._engine.selector.draw = lambda _, rest=rest: [next(rest)]  # type: ignore
             before = optimizer.selection
             batch = slice(None) if step % 4 == 0 else slice(step, step + 10)
 
@@ -391,12 +391,6 @@ def test_one_pass_and_many_passes_agree(name: str, base: str) -> None:
         for state in optimizer.state.values():
             found += [state[key].clone() for key in ("memory", "estimate") if key in state]
         return found, drawn
-
-    def _replayed(work, selection: silk.Selection) -> list[silk.Selection]:
-        work.selections = [selection]
-        if work.compact is not None:
-            work.compact.enter(work.selections, work.vectors.memory)
-        return work.selections
 
     numba, selections = go("numba", None)
     plain, again = go("torch", selections)
