@@ -101,6 +101,8 @@ class VarianceReduced(CountsLoops, OverBase):
     sparsity = property(lambda self: self.method.sparsity)
     scaling = property(lambda self: self.method.scaling)
     move = property(lambda self: self.method.move)
+    choose = property(lambda self: self.method.choose)
+    anchor_move = property(lambda self: self.method.anchor_move)
     max_norm = property(lambda self: self.method.max_norm)
 
     @property
