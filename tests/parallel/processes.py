@@ -287,7 +287,7 @@ DRIFTS: dict[str, Callable[[Training], object]] = {
     "the parameters": lambda t: next(t.model.parameters()).data[0, 0].add_(1e-12),
     "the memory M": lambda t: t.optimizer._engine.vectors.memory[0][5].mul_(1 + 1e-9),
     "the selection": lambda t: t.optimizer.selection.random[-1:].add_(1),
-    "the number of steps": lambda t: setattr(t.optimizer, "steps", 99),
+    "the number of steps": lambda t: setattr(t.optimizer._loop, "steps", 99),
     "the step size": lambda t: t.optimizer.param_groups[0].update(lr=0.3),
 }
 

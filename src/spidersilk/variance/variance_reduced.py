@@ -90,6 +90,7 @@ class VarianceReduced(CountsLoops, OverBase):
         self._loop = LoopCounter(length, self._stream)
         self._sparse_backward, self._model = sparse_backward, model
         self._engine: Engine | None = None  # built at the first step
+        self._attached = False
         self._flag: DeviceFlag | None = None  # with it, on CUDA
         self._secants = Secants()
         self._watch = Watch(self.method, self._divergence)
@@ -162,6 +163,9 @@ class VarianceReduced(CountsLoops, OverBase):
         if not callable(closure):
             raise ValueError(f"closure = {closure!r} must be a function that computes the loss and calls backward()")
         engine = self._built()
+        if not self._attached:  # not when it is built, for which a loaded state is enough: a wrapper may come later
+            self._workers.attach(engine.vectors.params)
+            self._attached = True
         if self._flag is not None and self._workers.world == 1:
             self._flag.poll()
         batch = self._loop.read(anchor, samples, self._workers)
@@ -227,7 +231,6 @@ class VarianceReduced(CountsLoops, OverBase):
                 self.base, self.state, self.method, self._stream, self._kernels, self._model, self._sparse_backward
             )
             self._trained, self.is_built = trained, True
-            self._workers.attach(self._engine.vectors.params)
             on_cuda = [slab.device for slab in self._engine.slabs if slab.device.type == "cuda"]
             self._flag = DeviceFlag(on_cuda[0], self._divergence) if on_cuda else None
         elif len(trained) != len(self._trained) or any(p is not q for p, q in zip(trained, self._trained, strict=True)):
