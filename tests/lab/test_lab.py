@@ -217,8 +217,7 @@ KILLED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "optimizer"),
-    [("image", "sparse-sgd"), ("image", "momentum"), *((task, "sparse-svrg") for task in KILLED)],
+    ("task", "optimizer"), [("image", "sparse-sgd"), ("image", "momentum"), *((task, "sparse-svrg") for task in KILLED)]
 )
 def test_kill_and_resume_ends_as_if_nothing_had_happened(task: str, optimizer: str, tmp_path: Path, request) -> None:
     if task in ("ranking", "language"):

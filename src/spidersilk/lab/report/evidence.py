@@ -18,11 +18,7 @@ from spidersilk.lab.report.figures import Curve
 from spidersilk.lab.run.config import RunConfig
 
 SECOND = {"image": "test_accuracy", "language": "valid_loss", "ranking": "auc"}  # beside the training loss
-SECOND_NAMES = {
-    "test_accuracy": "test accuracy, %",
-    "valid_loss": "validation loss",
-    "auc": "AUC of held-out items",
-}
+SECOND_NAMES = {"test_accuracy": "test accuracy, %", "valid_loss": "validation loss", "auc": "AUC of held-out items"}
 COUNTS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 50, 100, 150)
 SLACK = 0.02  # how far from a count, as a share of it, a curve may be looked at
 

@@ -11,14 +11,7 @@ from typing import Any
 from spidersilk.lab.experiments.grid import METHODS, PLAIN
 from spidersilk.lab.report import collect
 from spidersilk.lab.report import html as report
-from spidersilk.lab.report.evidence import (
-    SECOND,
-    SECOND_NAMES,
-    number,
-    second_text,
-    table,
-    tunings,
-)
+from spidersilk.lab.report.evidence import SECOND, SECOND_NAMES, number, second_text, table, tunings
 from spidersilk.lab.report.figures import Curve, panels, png
 
 PLANNED = ("image_cnn_mnist", "image_cnn_cifar10", "image_resnet18_cifar10", "language", "ranking_100k",
