@@ -1,4 +1,4 @@
-"""Runs packed into one small JSON file: settings, what made them, and their curves, thinned. Pieces can be merged."""
+"""Runs packed into one small JSON file: settings, provenance and thinned curves. Files can be merged."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from spidersilk.lab.report.figures import Curve
 from spidersilk.lab.run.config import RunConfig, from_dict
-from spidersilk.lab.run.runner import FINISHED, write_atomically
+from spidersilk.lab.run.curve import Curve, label_of
+from spidersilk.lab.run.folder import FINISHED, Row, write_atomically
 
 POINTS = 60
-_OWN = ("device", "data_dir", "checkpoint_every", "tensorboard")  # settings of whoever ran it, not of what was run
+_LOCAL = ("device", "data_dir", "checkpoint_every", "tensorboard")  # settings that do not change what is run
+Packed = dict[str, Any]
+"""A run as plain values: name, status, reason, command, config, summary, and its curve by column."""
 
 
-def pack(curve: Curve, points: int = POINTS, command: str = "") -> dict[str, Any]:
-    """A run as plain values: its curve has at most about `points` rows, by column, to five digits."""
+def pack(curve: Curve, points: int = POINTS, command: str = "") -> Packed:
+    """A run as plain values; its curve has about `points` rows at most, and five digits."""
     rows = thin(curve.rows, points)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return {
@@ -25,37 +27,34 @@ def pack(curve: Curve, points: int = POINTS, command: str = "") -> dict[str, Any
         "status": curve.status,
         "reason": curve.reason,
         "command": command,
-        "config": {k: v for k, v in curve.config.items() if k not in _OWN},
+        "config": {k: v for k, v in curve.config.items() if k not in _LOCAL},
         "summary": {k: v for k, v in curve.summary.items() if k not in ("status", "reason", "last", "task")},
         "curve": {name: [_short(row.get(name)) for row in rows] for name in columns},
     }
 
 
-def thin(rows: list[dict[str, Any]], points: int) -> list[dict[str, Any]]:
-    """The first, the last and the lowest; of the others half evenly by number and half by its logarithm."""
+def thin(rows: list[Row], points: int) -> list[Row]:
+    """The first, last and lowest row; half of the others evenly spaced, half evenly in the logarithm."""
     if len(rows) <= points:
         return rows
     last, half = len(rows) - 1, points // 2
     even = {round(i * last / half) for i in range(half + 1)}
     early = {round(math.exp(i * math.log(last) / half)) for i in range(half + 1)}
     losses = [row.get("train_loss", math.inf) for row in rows]
-    lowest = min(range(len(rows)), key=lambda i: losses[i] if losses[i] == losses[i] else math.inf)
+    lowest = min(range(len(rows)), key=lambda i: math.inf if math.isnan(losses[i]) else losses[i])
     return [rows[i] for i in sorted({0, lowest, last} | even | early)]
 
 
-def unpack(run: dict[str, Any]) -> Curve:
+def unpack(run: Packed) -> Curve:
     """The counterpart of `pack`."""
     columns: dict[str, list[Any]] = run["curve"]
     count = max((len(values) for values in columns.values()), default=0)
     rows = [{k: v[i] for k, v in columns.items() if v[i] is not None} for i in range(count)]
-    label = run["config"].get("label") or run["config"]["optimizer"]
-    if run["config"].get("seed"):
-        label += f", seed {run['config']['seed']}"
-    return Curve(label, rows, run["status"], run["reason"], run["config"], run["summary"])
+    return Curve(label_of(run["config"]), rows, run["status"], run["reason"], run["config"], run["summary"])
 
 
-def load(path: Path) -> dict[str, dict[str, Any]]:
-    """The runs of a file by name; none if there is no file."""
+def load(path: Path) -> dict[str, Packed]:
+    """The runs of a file by name; empty if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -64,9 +63,9 @@ def load(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: not a file of collected runs ({error})") from error
 
 
-def merge(old: dict[str, dict[str, Any]], new: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The union. Of two runs of a name: the one that is finished with the larger budget, else the one that got further;
-    the newer where they are level."""
+def merge(old: dict[str, Packed], new: Iterable[Packed]) -> dict[str, Packed]:
+    """The union. Of two runs with one name: the finished one with the larger budget, else the one that got further,
+    else the newer."""
     merged = dict(old)
     for run in new:
         if run["name"] not in merged or _weight(run) >= _weight(merged[run["name"]]):
@@ -74,32 +73,31 @@ def merge(old: dict[str, dict[str, Any]], new: Iterable[dict[str, Any]]) -> dict
     return merged
 
 
-def _weight(run: dict[str, Any]) -> tuple[bool, float, float]:
+def _weight(run: Packed) -> tuple[bool, float, float]:
     done = run["status"] in FINISHED
     reached = max((q for q in run["curve"].get("queries", []) if q is not None), default=0.0)
     return done, run["config"]["budget"] if done else 0.0, reached
 
 
-def is_done(config: RunConfig, known: dict[str, dict[str, Any]]) -> bool:
-    """Whether a file's runs have this one, finished, with the same settings."""
+def is_done(config: RunConfig, known: dict[str, Packed]) -> bool:
+    """Whether `known` has this run, finished, with the same settings."""
     run = known.get(config.name)
     if run is None or run["status"] not in FINISHED:
         return False
-    held = from_dict({**run["config"], **{name: getattr(config, name) for name in _OWN}})
-    return held == config.completed()
+    return from_dict({**run["config"], **{name: getattr(config, name) for name in _LOCAL}}) == config.completed()
 
 
-def save(path: Path, runs: Iterable[dict[str, Any]]) -> Path:
-    """Write the runs, merged with those that the file has already."""
+def save(path: Path, runs: Iterable[Packed]) -> Path:
+    """Write the runs, merged with those in the file."""
     merged = merge(load(path), runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(merged[name]) for name in sorted(merged))  # a line each: differences stay readable
+    lines = ",\n".join(json.dumps(merged[name]) for name in sorted(merged))  # a line each keeps diffs readable
     write_atomically(path, f'{{"runs": [\n{lines}\n]}}\n'.encode())
     return path
 
 
 def _short(value: Any) -> Any:
-    """Five digits; None for what JSON has no number for."""
+    """Five digits; None for infinity and NaN, which JSON lacks."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None
