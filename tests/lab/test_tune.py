@@ -1,4 +1,4 @@
-"""Experiments in pieces: the clock, the collected curves, what is chosen; and the tuning."""
+"""Tuning: the same number of trials for each, the best again over seeds, and files that can be continued."""
 
 from __future__ import annotations
 
@@ -12,182 +12,15 @@ import pytest
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
-from rich.console import Console
+from lab_helpers import QUIET, metrics
 from typer.testing import CliRunner
 
 from spidersilk.lab import cli
-from spidersilk.lab.experiments import grid, pieces
-from spidersilk.lab.experiments import paper as reproduce
+from spidersilk.lab.experiments import grid
 from spidersilk.lab.experiments.grid import Trial
 from spidersilk.lab.experiments.tuning import Tuning, check_settings, tune
-from spidersilk.lab.report import collect
-from spidersilk.lab.report import html as report
-from spidersilk.lab.run import batch, machine, runner
+from spidersilk.lab.report import tuned_page
 from spidersilk.lab.run.config import RunConfig
-
-QUIET = Console(quiet=True)
-
-
-def config(optimizer: str = "sparse-svrg", **rest: Any) -> RunConfig:
-    return RunConfig("logistic", optimizer, **{"budget": 4.0, "eval_every": 0.5, "name": optimizer} | rest)
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-
-
-# The clock.
-
-
-def test_a_run_stopped_by_the_clock_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch) -> None:
-    whole = runner.run(config(), tmp_path / "whole")
-    now = iter(range(10**6))
-    monkeypatch.setattr(runner.time, "time", lambda: next(now))  # a second for each step
-    told = runner.run(config(), tmp_path / "run", until=40)
-    assert told["status"] == "stopped"
-    assert 0 < told["last"]["queries"] < whole["last"]["queries"]
-    assert told["last"]["updates"] == 41
-    again = runner.run(config(), tmp_path / "run", resume=True, until=math.inf)
-    assert again["status"] == "finished"
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_no_run_starts_when_the_time_is_over(jobs: int, tmp_path: Path) -> None:
-    told = batch.run_all([config()], tmp_path, jobs=jobs, resume=False, console=QUIET, time_limit=-1.0)
-    assert [t["status"] for t in told] == ["waiting"]
-    assert not (tmp_path / "sparse-svrg").exists()
-
-
-def test_a_process_that_dies_is_one_failed_run_and_the_others_go_on(tmp_path: Path) -> None:
-    """Nothing can be computed on the meta device, and what torch raises there the worker does not catch."""
-    bad = RunConfig("image", "sgd", name="bad", options={"data": "digits", "model": "cnn"}, device="meta")
-    told = batch.run_all([bad, config(), config("sgd")], tmp_path, jobs=2, resume=False, console=QUIET)
-    assert [t["status"] for t in told] == ["failed", "finished", "finished"]
-    assert told[0]["reason"]
-
-
-def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
-    ends = []
-    for layout in (False, True):
-        options = {"data": "digits", "model": "cnn", "channels_last": layout}
-        made = RunConfig("image", "sparse-sgd", options=options, budget=0.5, anchor_batch_size=100, batch_size=20)
-        ends.append(runner.run(made, tmp_path / str(layout))["last"]["train_loss"])
-    assert ends[0] == pytest.approx(ends[1], rel=1e-3)
-
-
-def test_the_command_that_is_kept_names_no_folder(monkeypatch) -> None:
-    places = ["--collect", "/c", "--time-limit", "5"]
-    monkeypatch.setattr(
-        machine.sys, "argv", ["x", "reproduce", "figure1", "--out", "/a", "--jobs", "2", *places, "--resume"]
-    )
-    assert machine.command() == "spidersilk reproduce figure1 --jobs 2 --resume"
-
-
-# Collected curves.
-
-
-def rows(count: int) -> list[dict[str, float]]:
-    losses = [1.0 / (1 + i) if i != 777 else 0.0 for i in range(count)]
-    return [{"queries": i / 10, "seconds": i / 7, "train_loss": losses[i]} for i in range(count)]
-
-
-def curve(name: str, status: str = "finished", count: int = 30, **settings: Any) -> report.Curve:
-    made = config("sgd", name=name, **settings).completed()
-    return report.Curve(name, rows(count), status, "", vars(made), {"seed": 0, "machine": {}})
-
-
-def test_thinning_keeps_ends_and_the_lowest() -> None:
-    made = rows(1000)
-    kept = collect.thin(made, 60)
-    assert kept[0] == made[0]
-    assert kept[-1] == made[-1]
-    assert made[777] in kept
-    assert 40 <= len(kept) <= 65
-    assert [r["queries"] for r in kept] == sorted(r["queries"] for r in kept)
-    assert collect.thin(made[:20], 60) == made[:20]
-
-
-def test_a_packed_run_comes_back(tmp_path: Path) -> None:
-    runner.run(config(), tmp_path / "run")
-    loaded = report.load_run(tmp_path / "run")
-    path = collect.save(tmp_path / "c.json", [collect.pack(loaded, command="it")])
-    assert collect.load(path)["sparse-svrg"]["command"] == "it"
-    again = collect.unpack(collect.load(path)["sparse-svrg"])
-    assert (again.label, again.status, again.reason) == (loaded.label, loaded.status, loaded.reason)
-    assert len(again.rows) == len(loaded.rows)
-    for mine, theirs in zip(again.rows, loaded.rows, strict=True):
-        assert set(mine) == set(theirs)
-        assert all(mine[k] == pytest.approx(theirs[k], rel=1e-4) for k in mine)
-    assert again.summary["machine"] == loaded.summary["machine"]
-    assert path.stat().st_size < 10_000
-
-
-def test_only_a_finished_run_with_the_same_settings_is_done() -> None:
-    known = {"a": collect.pack(curve("a"))}
-    mine = config("sgd", name="a")
-    assert collect.is_done(mine, known)
-    assert collect.is_done(replace(mine, device="cpu", data_dir="/x"), known)
-    assert not collect.is_done(replace(mine, lr=0.3), known)
-    assert not collect.is_done(replace(mine, name="b"), known)
-    assert not collect.is_done(mine, {"a": collect.pack(curve("a", "stopped"))})
-
-
-def test_merging_keeps_what_got_furthest() -> None:
-    def merged(old: report.Curve, new: report.Curve) -> dict[str, Any]:
-        return collect.merge({"a": collect.pack(old)}, [collect.pack(new)])["a"]
-
-    short, long = curve("a", "stopped", 10), curve("a", "stopped", 20)
-    done, more = curve("a", "finished", 5), curve("a", "finished", 5, budget=9.0)
-    for lesser, better in ((short, long), (long, done), (done, more), (short, done)):
-        assert merged(lesser, better) == merged(better, lesser) == collect.pack(better)
-    assert set(collect.merge({"a": collect.pack(done)}, [collect.pack(curve("b"))])) == {"a", "b"}
-
-
-# What is chosen.
-
-
-def test_runs_by_name_come_in_the_order_of_the_patterns() -> None:
-    known = reproduce.experiments("paper")
-    only = "sparsity-cnn-*-0.1,figure1-right-sparse-*,figure1-right-sgd"
-    chosen = pieces.choose(known, "figure1,sparsity", only, budget=3.0, seeds=2)
-    names = [c.name for c in pieces.in_order(chosen, only)]
-    first = names[: len(names) // 2]
-    assert first[:2] == ["sparsity-cnn-sparse-spiderboost-0.1", "sparsity-cnn-sparse-svrg-0.1"]
-    assert first[-1] == "figure1-right-sgd"
-    assert [f"{name}-seed1" for name in first] == names[len(names) // 2 :]
-    configs = pieces.in_order(chosen, only)
-    assert {c.seed for c in configs} == {0, 1}
-    assert {c.budget for c in configs} == {2.0, 3.0}  # the sweep has 2 of its own
-
-
-def test_a_pattern_that_names_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match="names no run: did you mean 'figure3-sgd'"):
-        pieces.choose(reproduce.experiments("paper"), "all", "figure3-sdg")
-    with pytest.raises(ValueError, match="did you mean 'figure1'"):
-        pieces.choose(reproduce.experiments("paper"), "sparsity,figur1")
-
-
-def part(*names: str) -> reproduce.Part:
-    return reproduce.Part("part", [config(n) for n in names], lambda section: None)
-
-
-def test_what_is_collected_is_not_run_again(tmp_path: Path) -> None:
-    folder = tmp_path / "collected"
-
-    def go(runs: str, *names: str) -> list[dict[str, Any]]:
-        told = {"title": "t", "command": "c", "jobs": 1, "resume": False, "collect_to": folder, "time_limit": 1e6}
-        return pieces.run({"mine": [part(*names)]}, tmp_path / runs, QUIET, **told)
-
-    assert len(go("first", "sgd")) == 1
-    assert len(go("second", "sgd", "svrg")) == 1
-    assert not (tmp_path / "second" / "sgd").exists()
-    assert set(collect.load(pieces.path_of(folder, "mine"))) == {"sgd", "svrg"}
-    assert go("third", "sgd", "svrg") == []
-
-
-# Tuning.
 
 
 @pytest.mark.parametrize("task", grid.CENTRES)
@@ -220,6 +53,20 @@ def test_a_diverged_trial_is_never_the_best() -> None:
     tried = [Trial({"lr": 1.0}, math.inf, "diverged"), Trial({"lr": 0.25}, 5.0), Trial({"lr": 4.0}, math.inf)]
     assert {s["lr"] for s in grid.following("logistic", "svrg", tried, 5)} == {0.125, 0.0625}
     assert grid.at_edge([Trial({"lr": 1.0}, math.inf, "diverged")]) == ""
+
+
+@pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic"])
+@pytest.mark.parametrize("method", grid.FRESH)
+def test_fresh_gradients_start_from_anchors_as_small_as_steps(task: str, method: str) -> None:
+    first = grid.start(task, method)
+    assert first["anchor_batch_size"] == RunConfig(task, method).completed().batch_size
+    smaller = next(v for v in grid.variants(task, method) if "batch_size" in v)
+    assert smaller["anchor_batch_size"] == smaller["batch_size"] == first["anchor_batch_size"] // 2
+
+
+def test_a_falling_step_is_the_step_over_one_and_the_epoch() -> None:
+    assert grid.of_run({"lr": 6.0, "decay": True}, 3.5) == {"lr": 6.0, "lr_milestones": {1.0: 3.0, 2.0: 2.0, 3.0: 1.5}}
+    assert grid.of_run({"lr": 6.0, "batch_size": 5}, 3.5) == {"lr": 6.0, "batch_size": 5}
 
 
 @pytest.fixture(scope="module")
@@ -364,8 +211,7 @@ def test_without_all_seeds_of_a_plain_method_nothing_costs_anything(tuned: tuple
     for cells in told["methods"].values():
         assert (cells["queries"], cells["queries_ratio"], cells["each"]) == (None, None, [None])
         assert cells["lowest"] != [None]
-    titles = [str(table.title) for table in part.tables()]
-    assert "no target yet" in titles[-1]
+    assert "no target yet" in str(tuned_page.console_table(told).title)
 
 
 def test_the_file_has_the_name_that_was_given(tmp_path: Path) -> None:
@@ -380,41 +226,3 @@ def test_what_is_tuned_cannot_be_set() -> None:
     with pytest.raises(ValueError, match="batch_size is among what is tuned"):
         check_settings(RunConfig("image", "sgd", batch_size=50))
     check_settings(RunConfig("image", "sgd", bf16=True, options={"data": "cifar10"}))
-
-
-@pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic"])
-@pytest.mark.parametrize("method", grid.FRESH)
-def test_fresh_gradients_start_from_anchors_as_small_as_steps(task: str, method: str) -> None:
-    first = grid.start(task, method)
-    assert first["anchor_batch_size"] == RunConfig(task, method).completed().batch_size
-    smaller = next(v for v in grid.variants(task, method) if "batch_size" in v)
-    assert smaller["anchor_batch_size"] == smaller["batch_size"] == first["anchor_batch_size"] // 2
-
-
-def test_a_falling_step_is_the_step_over_one_and_the_epoch() -> None:
-    assert grid.of_run({"lr": 6.0, "decay": True}, 3.5) == {"lr": 6.0, "lr_milestones": {1.0: 3.0, 2.0: 2.0, 3.0: 1.5}}
-    assert grid.of_run({"lr": 6.0, "batch_size": 5}, 3.5) == {"lr": 6.0, "batch_size": 5}
-
-
-def test_milestones_survive_json() -> None:
-    """Its keys are text there; a run that is finished would be run again."""
-    mine = config("sgd", name="a", lr_milestones={10.0: 0.1})
-    known = {"a": collect.pack(curve("a", lr_milestones={10.0: 0.1}))}
-    assert collect.is_done(mine, json.loads(json.dumps(known)))
-
-
-def test_a_claim_is_about_the_printed_form_whatever_ran_first() -> None:
-    """The paper's SGD, not the tuned one that --only put before it."""
-    runs = [curve("x-sgd-tuned", count=900, lr=10.0), curve("x-sgd"), curve("x-spiderboost", count=20)]
-    runs[2].config["optimizer"] = "spiderboost"
-    section = report.Section("", runs)
-    reproduce.claim(section, "a claim", "spiderboost", "sgd")
-    assert "by x-sgd at" in section.claims[0].ours
-
-
-def test_runs_are_collected_by_the_command(tmp_path: Path) -> None:
-    runner.run(config(), tmp_path / "one")
-    cli.collect_command([tmp_path / "one"], tmp_path / "runs.json")
-    assert list(collect.load(tmp_path / "runs.json")) == ["sparse-svrg"]
-    with pytest.raises(ValueError, match="no run folder"):
-        cli.collect_command([tmp_path / "none"], tmp_path / "runs.json")
