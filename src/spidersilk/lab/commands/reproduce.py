@@ -12,19 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from spidersilk.lab.commands import (
-    DataDir,
-    Folder,
-    Jobs,
-    Resume,
-    Seeds,
-    Settings,
-    TimeLimit,
-    app,
-    console,
-    finish,
-    rich_table,
-)
+from spidersilk.lab.commands import app, console, finish, options, rich_table
 from spidersilk.lab.experiments import demo
 from spidersilk.lab.experiments.paper import Experiments, experiments
 from spidersilk.lab.experiments.plan import Job, Plan, choose, in_order, make_plan, path_of
@@ -166,7 +154,7 @@ def section_of(chapter: Chapter) -> html.Section:
 
 
 @app.command("demo", epilog="Example: spidersilk demo")
-def demo_command(out: Folder = Path("runs/demo"), jobs: Jobs = 1) -> None:
+def demo_command(out: options.Folder = Path("runs/demo"), jobs: options.Jobs = 1) -> None:
     """Five optimizers on embedded data at equal queries: tables here, and an HTML report."""
     torch.set_num_threads(1)
     finish(reproduce(Request({"demo": demo.parts()}, out, "spidersilk demo", jobs, fresh=True), console))
@@ -176,20 +164,20 @@ def demo_command(out: Folder = Path("runs/demo"), jobs: Jobs = 1) -> None:
 def reproduce_command(
     what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all; more with commas")],
     scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
-    jobs: Jobs = 1,
-    resume: Resume = False,
+    jobs: options.Jobs = 1,
+    resume: options.Resume = False,
     only: Annotated[
         str, typer.Option("--only", help="runs by name, with * and commas; what is named first runs first")
     ] = "",
     budget: Annotated[float | None, typer.Option("--budget", help="stop each run at this many queries over N")] = None,
-    seeds: Seeds = 1,
-    settings: Settings = None,
-    time_limit: TimeLimit = None,
+    seeds: options.Seeds = 1,
+    settings: options.Settings = None,
+    time_limit: options.TimeLimit = None,
     collect: Annotated[
         Path | None, typer.Option("--collect", help="folder of paper_<experiment>.json: runs that it has are skipped")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     plan_only: Annotated[bool, typer.Option("--list", help="print what would be run, and run nothing")] = False,
 ) -> None:
     """Experiments of the paper, and a report with its claims beside what was measured."""

@@ -8,19 +8,7 @@ from typing import Annotated
 
 import typer
 
-from spidersilk.lab.commands import (
-    DataDir,
-    Folder,
-    Jobs,
-    Resume,
-    Seeds,
-    Settings,
-    TaskName,
-    app,
-    console,
-    finish,
-    rich_table,
-)
+from spidersilk.lab.commands import app, console, finish, options, rich_table
 from spidersilk.lab.report import html
 from spidersilk.lab.run import batch
 from spidersilk.lab.run.config import RunConfig, apply_settings, from_yaml
@@ -44,17 +32,17 @@ def list_command() -> None:
 def run_command(
     task: Annotated[str | None, typer.Argument(help="a task of `spidersilk list`")] = None,
     optimizer: Annotated[str, typer.Option("--optimizer", "-o", help="one of `spidersilk list`")] = "sparse-svrg",
-    settings: Settings = None,
+    settings: options.Settings = None,
     config: Annotated[Path | None, typer.Option("--config", help="a YAML file in place of task and optimizer")] = None,
     name: Annotated[str, typer.Option(help="folder name of the run")] = "",
-    seeds: Seeds = 1,
-    jobs: Jobs = 1,
-    resume: Resume = False,
+    seeds: options.Seeds = 1,
+    jobs: options.Jobs = 1,
+    resume: options.Resume = False,
     bf16: Annotated[bool, typer.Option("--bf16", help="autocast to bfloat16")] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="compile the model")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write TensorBoard's files too")] = False,
-    out: Folder = Path("runs"),
-    data_dir: DataDir = None,
+    out: options.Folder = Path("runs"),
+    data_dir: options.DataDir = None,
 ) -> None:
     """One run (or one for each seed), to the budget, into a folder with config, metrics and summary."""
     if (task is None) == (config is None):
@@ -69,15 +57,15 @@ def run_command(
 
 @app.command("compare", epilog="Example: spidersilk compare logistic --optimizers svrg,sparse-svrg --budget 20")
 def compare_command(
-    task: TaskName,
+    task: options.TaskName,
     chosen: Annotated[str, typer.Option("--optimizers", help="names, separated by commas")],
     budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for each")] = 2.0,
-    settings: Settings = None,
-    seeds: Seeds = 1,
-    jobs: Jobs = 1,
-    resume: Resume = False,
-    out: Folder = Path("runs/compare"),
-    data_dir: DataDir = None,
+    settings: options.Settings = None,
+    seeds: options.Seeds = 1,
+    jobs: options.Jobs = 1,
+    resume: options.Resume = False,
+    out: options.Folder = Path("runs/compare"),
+    data_dir: options.DataDir = None,
 ) -> None:
     """Several optimizers on one task at equal queries, and their report."""
     common = {"budget": budget, "eval_every": budget / 40, "data_dir": None if data_dir is None else str(data_dir)}

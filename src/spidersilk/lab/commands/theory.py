@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.table import Table
 
-from spidersilk.lab.commands import DataDir, Settings, app, console, rich_table
+from spidersilk.lab.commands import app, console, options, rich_table
 from spidersilk.lab.experiments.grid import start
 from spidersilk.lab.run.config import RunConfig, apply_settings
 from spidersilk.lab.run.machine import command, machine, versions
@@ -93,8 +93,8 @@ def inspect_command(
         float | None, typer.Option("--adam-lr", help="the same for AdamW (0.001, or the task's); 0: without AdamW")
     ] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="queries over N for each trial")] = None,
-    settings: Settings = None,
-    data_dir: DataDir = None,
+    settings: options.Settings = None,
+    data_dir: options.DataDir = None,
     save: Annotated[Path | None, typer.Option("--save", help="write the measurements to this JSON file")] = None,
 ) -> None:
     """Would it pay? Entropy, captured energy, variance, seconds a step, short trials, and a yes or no."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from spidersilk.lab.commands import DataDir, Folder, Jobs, Resume, Settings, TaskName, TimeLimit, app, console
+from spidersilk.lab.commands import app, console, options
 from spidersilk.lab.experiments.tuning import Tuning, check_settings, default_name, methods_of, tune
 from spidersilk.lab.report import tuned_page
 from spidersilk.lab.run import methods as optimizers
@@ -19,8 +19,8 @@ from spidersilk.lab.run.machine import command
 
 @app.command("tune", epilog="Example: spidersilk tune logistic --set data=w8a --budget 10 --jobs 2")
 def tune_command(
-    task: TaskName,
-    settings: Settings = None,
+    task: options.TaskName,
+    settings: options.Settings = None,
     methods: Annotated[str, typer.Option("--methods", help="names, separated by commas; all if empty")] = "",
     trials: Annotated[int, typer.Option("--trials", min=1, help="how many for each method")] = 8,
     budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for a trial")] = 1.0,
@@ -28,14 +28,14 @@ def tune_command(
         float | None, typer.Option("--final-budget", help="for the best of each (four times a trial's)")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="how many, for the best of each")] = 3,
-    jobs: Jobs = 1,
+    jobs: options.Jobs = 1,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
-    out: Folder = Path("runs/tune"),
+    out: options.Folder = Path("runs/tune"),
     to: Annotated[Path, typer.Option("--to", help="folder of the JSON file")] = Path("results/tune"),
     name: Annotated[str | None, typer.Option("--name", help="of the JSON file, in place of tune_TASK_OPTIONS")] = None,
-    resume: Resume = False,
-    time_limit: TimeLimit = None,
-    data_dir: DataDir = None,
+    resume: options.Resume = False,
+    time_limit: options.TimeLimit = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """The same number of trials for every method, then the best of each over seeds: queries and seconds to a target."""
     base = apply_settings(RunConfig(task, "sgd"), settings or [])

@@ -149,29 +149,21 @@ def extract(archive: bytes, member: str, name: str) -> bytes:
 
 
 class _Bar:
-    """The progress bar interface of pooch, drawn by rich."""
+    """The progress bar interface of pooch, which sets `total`, drawn by rich."""
+
+    total = 0
 
     def __init__(self) -> None:
         columns = TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         self._progress = Progress(*columns, transient=True)
         self._task = self._progress.add_task("", total=None)
-        self._total = 0
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @total.setter
-    def total(self, value: int) -> None:
-        self._total = value
         self._progress.start()
-        self._progress.update(self._task, total=value)
 
     def update(self, amount: int) -> None:
-        self._progress.update(self._task, advance=amount)
+        self._progress.update(self._task, total=self.total, advance=amount)
 
     def reset(self) -> None:
-        self._progress.reset(self._task, total=self._total)
+        self._progress.reset(self._task, total=self.total)
 
     def close(self) -> None:
         self._progress.stop()

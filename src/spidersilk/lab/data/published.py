@@ -23,6 +23,10 @@ def _cifar(name: str, sha256: str) -> File:
     return File(f"cifar10/{name}", sha256, _CIFAR, member, "md5:c32a1d4ab5d03f1284b67883e8d87530")
 
 
+def _movielens(size: str, name: str, sha256: str | None, archive_hash: str) -> File:
+    return File(f"movielens/{size}/{name}", sha256, f"{_MOVIELENS}{size}.zip", f"{size}/{name}", archive_hash)
+
+
 MNIST = {
     "train": (
         _mnist("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
@@ -45,11 +49,11 @@ CIFAR10 = {
     "test": (_cifar("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),),
 }
 SVHN_MAT = {
-    "train": File(
-        "svhn/train_32x32.mat", None, _SVHN + "train_32x32.mat", None, "md5:e26dedcc434d2e4c54c9b2d4a06d8373"
-    ),
-    "test": File("svhn/test_32x32.mat", None, _SVHN + "test_32x32.mat", None, "md5:eb5a983be6a315427106f1b164d9cef3"),
-}
+    part: File(f"svhn/{part}_32x32.mat", None, f"{_SVHN}{part}_32x32.mat", None, archive_hash)
+    for part, archive_hash in (
+        ("train", "md5:e26dedcc434d2e4c54c9b2d4a06d8373"), ("test", "md5:eb5a983be6a315427106f1b164d9cef3")
+    )
+}  # fmt: skip
 SVHN_RECROPPED = {
     "train": (
         File("svhn/train18k_X.npy", "0bb609dc52588f5a91f48f1380f1ccb3007a3a26e2fb4c658e2dada6e60362f2"),
@@ -68,31 +72,15 @@ PTB = {
         ("test", "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
     )
 }
-ML_100K = File(
-    "movielens/ml-100k/u.data",
-    "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
-    _MOVIELENS + "ml-100k.zip",
-    "ml-100k/u.data",
-    "md5:0e33842e24a9c977be4e0107933c0723",
-)
-ML_1M = File(
-    "movielens/ml-1m/ratings.dat",
-    None,
-    _MOVIELENS + "ml-1m.zip",
-    "ml-1m/ratings.dat",
-    "md5:c4d9eecfca2ab87c1945afe126590906",
-)
+ML_100K = _movielens("ml-100k", "u.data", "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
+                     "md5:0e33842e24a9c977be4e0107933c0723")  # fmt: skip
+ML_1M = _movielens("ml-1m", "ratings.dat", None, "md5:c4d9eecfca2ab87c1945afe126590906")
 ML_1M_NO_TIMES = File(
     "movielens/ml-1m/ratings_no_timestamp.dat", "2dad134c8b493373beed8d2a42e18ec2a93606fd957bd76c0bfbdef5c514b985"
 )
-LIBSVM = {
-    "a9a": (
-        File("a9a/a9a", "7ba53cccb27e2e525f0fb173e1f446d49856e3fb007eb43be4ec6d0f5b3335ca", _LIBSVM + "a9a"),
-        32_561,
-        123,
-    ),
-    "w8a": (File("w8a/w8a", None, _LIBSVM + "w8a"), 49_749, 300),
-}
+_A9A = File("a9a/a9a", "7ba53cccb27e2e525f0fb173e1f446d49856e3fb007eb43be4ec6d0f5b3335ca", _LIBSVM + "a9a")
+LIBSVM = {"a9a": (_A9A, 32_561, 123), "w8a": (File("w8a/w8a", None, _LIBSVM + "w8a"), 49_749, 300)}
+"""Each file with the numbers of samples and of features."""
 
 
 def image_files(name: str, train_samples: int | None = None, data_dir: Path | str | None = None) -> list[File]:

@@ -10,7 +10,6 @@ from typing import Any
 from spidersilk.lab.experiments.paper import TABLE_1
 from spidersilk.lab.report.evidence import LOSS, Chapter, markdown_table, number, seeds_of
 from spidersilk.lab.report.verdicts import data_title, entropies, model_and_data
-from spidersilk.lab.run import collect
 from spidersilk.lab.tasks.models import MODELS
 
 NEAR = 0.5  # bits: what would round to the printed value if that were a whole number
@@ -27,11 +26,6 @@ Before training ([results/benchmarks/entropy.json](../results/benchmarks/entropy
 DEAD = """After training, in the same file. In a **dead** network all units of the last hidden layer are dead: only the
 ten output biases have a gradient, and the entropy is at most log2 10 = 3.32. With **one live unit** of the FC: the
 lowest to the highest of five seeds, in which that unit may die too; for our input, and for one channel.
-
-"""
-FORMS = """ResNet-18, M of dense SpiderBoost and of the sparse forms, which scale the differences that they draw at
-random: at the first anchor, and at the end of each of the first loops (one seed; `python benchmarks/entropy.py --only
-resnet18 --save`, results/benchmarks/entropy_resnet18_*.json).
 
 """
 
@@ -58,7 +52,7 @@ def text(chapter: Chapter, results: Path, picture: str) -> str:
     intro = f"\n{seeds_of(chapter.groups).capitalize()}; dense SpiderBoost, entropy of M in bits. {SVHN}"
     drawn = [f"![Entropy of M over queries](../results/{picture})\n"] if chapter.present else []
     main = markdown_table([*HEAD, "final loss", "guessing", "how far"], cells)
-    return "\n".join([intro, main, *drawn, *(_readings(figures) if figures else []), *_forms(results, chapter)])
+    return "\n".join([intro, main, *drawn, *(_readings(figures) if figures else [])])
 
 
 def _readings(figures: dict[str, Any]) -> list[str]:
@@ -82,24 +76,3 @@ def _readings(figures: dict[str, Any]) -> list[str]:
         READINGS + markdown_table(["variant", *(f"{m}, {d}" for m, d in places)], [*variants, printed]),
         DEAD + markdown_table(head, after),
     ]
-
-
-def _forms(results: Path, chapter: Chapter) -> list[str]:
-    """ResNet-18: M of the sparse forms beside dense SpiderBoost's, in the benchmark and in Figure 1's runs."""
-    files = [json.loads(p.read_text())["figures"] for p in sorted(results.glob("benchmarks/entropy_resnet18_*.json"))]
-    dense = {data_title(g): g for g in chapter.present if model_and_data(g)[0] == "resnet18"}
-    made = []
-    for figures in files:
-        for form, values in figures["forms"].items():
-            is_dense = form == "SpiderBoost" and figures["data"] in dense
-            end = f"{entropies(dense[figures['data']])[1]:.2f} at 150 N" if is_dense else ""
-            loops = ", ".join(f"{x:.2f}" for x in values)
-            made.append([figures["data"], form, loops, end, f"{figures['printed']:.2f}"])
-    for run in collect.load(results / "paper" / "paper_figure1.json").values() if files else ():
-        curve = collect.unpack(run)
-        seen = [row for row in curve.rows if "entropy" in row]
-        if seen and run["name"].startswith("figure1-left-sparse-s") and "sgd" not in curve.config["optimizer"]:
-            end = f"{seen[-1]['entropy']:.2f} at {number(seen[-1]['queries'])} N"
-            made.append(["CIFAR-10, Figure 1", curve.label, "", end, f"{TABLE_1['resnet18', 'cifar10'][1]:.2f}"])
-    head = ["ResNet-18", "form", "first anchor, then loops", "at the end of the run", "printed, after 150 epochs"]
-    return [FORMS + markdown_table(head, made)] if made else []

@@ -6,20 +6,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from spidersilk.lab.report import entropy_page, tuned_page, verdicts
-from spidersilk.lab.report.evidence import (
-    LOSS,
-    SECOND,
-    SECOND_NAMES,
-    Chapter,
-    Group,
-    chapters,
-    markdown_table,
-    number,
-    same_settings,
-    second_text,
-    seeds_of,
-)
+from spidersilk.lab.report import entropy_page, evidence, tuned_page, verdicts
+from spidersilk.lab.report.evidence import LOSS, SECOND, Chapter, Group, chapters, markdown_table, number, seeds_of
 from spidersilk.lab.report.figures import QUERIES, panels, png
 from spidersilk.lab.report.verdicts import LEVEL, Half
 from spidersilk.lab.run.folder import write_atomically
@@ -106,7 +94,7 @@ def _furthest(dense: Group, every: list[Chapter]) -> Group:
     budget = dense.config.budget
     for group in (g for chapter in every if chapter.experiment == "table1" for g in chapter.present):
         same = all(group.config.options[k] == dense.config.options.get(k) for k in ("model", "data"))
-        if same and not dense.complete and same_settings(group, dense) and group.reach > dense.reach:
+        if same and not dense.complete and evidence.same_settings(group, dense) and group.reach > dense.reach:
             cut = [replace(c, rows=[row for row in c.rows if row["queries"] <= budget * 1.001]) for c in group.curves]
             return Group(replace(group.config, budget=budget), cut)
     return dense
@@ -152,7 +140,7 @@ def _curves_table(chapter: Chapter) -> str:
         loss, other = group.at(count, LOSS), group.at(count, second)
         if loss is None:
             return "-" if group.curves else ""
-        return number(loss) if other is None else f"{number(loss)} / {second_text(other, second)}"
+        return number(loss) if other is None else f"{number(loss)} / {evidence.second_text(other, second)}"
 
     rows = []
     for group in chapter.groups:
@@ -160,7 +148,7 @@ def _curves_table(chapter: Chapter) -> str:
         cells = [cell(group, count) for count in counts]
         rows.append([group.label, f"{config.lr:g}", str(config.inner_steps), *cells, group.state()])
     head = ["", "lr", "m", *(f"{c:g} N" for c in counts), "how far"]
-    return f"Training loss / {SECOND_NAMES[second]} at queries:\n\n" + markdown_table(head, rows)
+    return f"Training loss / {evidence.SECOND_NAMES[second]} at queries:\n\n" + markdown_table(head, rows)
 
 
 # Figures, and what is missing.

@@ -59,8 +59,8 @@ class Meter:
         return [s[name] for s in self.optimizer.state.values() if isinstance(s, dict) and name in s]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self.memory, "noted": self.sums, "v_norm": self.v_norm()}
+        return {"memory": self.memory, "sums": self.sums, "v_norm": self.v_norm()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.memory, self.saved_v_norm = state["memory"], state["v_norm"]
-        self.sums = {name: (total, count) for name, (total, count) in state["noted"].items()}
+        self.sums = {name: (total, count) for name, (total, count) in state["sums"].items()}

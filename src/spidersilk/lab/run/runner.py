@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,47 +145,44 @@ class Run:
         counters, config = self.counters, self.config
         batches = iter(self.batches)
         saved_at = counters.seconds
-        self._start_clock()
+        self._clock = self._now()
         while True:
             done = self.epochs + 1e-9
             if done >= min(counters.next_eval, config.budget) or counters.updates == 1:  # 1: the initial memory
-                self._stop_clock()
-                self._evaluate()
+                with self._paused():
+                    self._evaluate()
                 counters.next_eval = (math.floor(done / config.eval_every) + 1) * config.eval_every
                 if done >= config.budget:
                     return True
-                self._start_clock()
             if time.time() > self.until:
-                self._stop_clock()
-                self._save()  # before the evaluation: a resumed run drops this row
-                self._evaluate()
+                with self._paused():
+                    self._save()  # before the evaluation: a resumed run drops this row
+                    self._evaluate()
                 return False
             batch, is_anchor = next(batches)
             loss = self._step(batch, is_anchor)
             counters.updates += 1
             if config.track_memory:
-                self._stop_clock()
-                self.meter.update_memory(config.memory_decay)
-                self._start_clock()
+                with self._paused():
+                    self.meter.update_memory(config.memory_decay)
             if counters.updates % 20 == 1 and self.team.writes:
-                self._stop_clock()
-                report(Progress(self.epochs, config.budget, float(loss), counters.seconds))
-                if counters.seconds - saved_at >= config.checkpoint_every:
-                    self._save()
-                    saved_at = counters.seconds
-                self._start_clock()
+                with self._paused():
+                    report(Progress(self.epochs, config.budget, float(loss), counters.seconds))
+                    if counters.seconds - saved_at >= config.checkpoint_every:
+                        self._save()
+                        saved_at = counters.seconds
 
-    def _start_clock(self) -> None:
-        self._synchronise()
-        self._clock = time.perf_counter()
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Stop the clock: `counters.seconds` is up to date inside."""
+        self.counters.seconds += self._now() - self._clock
+        yield
+        self._clock = self._now()
 
-    def _stop_clock(self) -> None:
-        self._synchronise()
-        self.counters.seconds += time.perf_counter() - self._clock
-
-    def _synchronise(self) -> None:
+    def _now(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     def _step(self, batch: Any, is_anchor: Any) -> Tensor:
         size = self.task.size(batch)
@@ -239,35 +237,25 @@ class Run:
     # Stopping and resuming.
 
     def _save(self) -> None:
-        self.folder.save(
-            {
-                "model": self.task.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "line": None if self.line is None else self.line.state_dict(),
-                "batches": self.batches.state_dict(),
-                "task": self.task.state_dict(),
-                "meters": vars(self.counters),
-                **self.meter.state_dict(),
-                "random": torch.get_rng_state(),
-                "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            }
-        )
+        state = {name: part.state_dict() for name, part in self._parts().items()}
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        self.folder.save(state | {"counters": vars(self.counters), "random": torch.get_rng_state(), "cuda": cuda})
+
+    def _parts(self) -> dict[str, Any]:
+        """What has a state, by its name in a checkpoint."""
+        parts = {"model": self.task.model, "optimizer": self.optimizer, "line": self.line, "batches": self.batches}
+        return {name: p for name, p in (parts | {"task": self.task, "meter": self.meter}).items() if p is not None}
 
     def _load(self) -> None:
         state = self.folder.load(self.device)
-        self.task.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.line is not None:
-            self.line.load_state_dict(state["line"])
-        self.batches.load_state_dict(state["batches"])
-        self.task.load_state_dict(state["task"])
-        self.meter.load_state_dict(state)
-        self.counters = _Counters(**state["meters"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self.counters = _Counters(**state["counters"])
         if self.team.writes:  # rows written after the checkpoint will be written again
             os.truncate(self.folder.metrics, self.counters.metrics_bytes)
         torch.set_rng_state(state["random"].cpu())
-        if state["cuda_random"] is not None:
-            torch.cuda.set_rng_state(state["cuda_random"].cpu(), self.device)
+        if state["cuda"] is not None:
+            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
     def _open_tensorboard(self) -> Any:
         if not self.config.tensorboard or not self.team.writes:
@@ -277,20 +265,10 @@ class Run:
         return SummaryWriter(self.folder.path / "tensorboard", purge_step=self.counters.updates)
 
     def _summary(self, status: str, reason: str) -> Summary:
-        return {
-            "status": status,
-            "reason": reason,
-            "task": self.config.task,
-            "data": self.task.data_name,
-            "optimizer": self.config.optimizer,
-            "seed": self.config.seed,
-            "parameters": sum(p.numel() for p in self.task.model.parameters()),
-            "samples": self.task.samples,
-            "inner_steps": self.inner,
-            "anchors": getattr(self.optimizer, "anchors", 0),
-            "ranks": self.team.world,
-            "last": self.folder.last_row(),
-            "versions": versions(),
-            "revision": revision(),
-            "machine": machine(self.device),
-        }
+        config, task = self.config, self.task
+        count = sum(p.numel() for p in task.model.parameters())
+        made = {"status": status, "reason": reason, "task": config.task, "data": task.data_name}
+        made |= {"optimizer": config.optimizer, "seed": config.seed, "parameters": count, "samples": task.samples}
+        made |= {"inner_steps": self.inner, "anchors": getattr(self.optimizer, "anchors", 0), "ranks": self.team.world}
+        made |= {"last": self.folder.last_row(), "versions": versions(), "revision": revision()}
+        return made | {"machine": machine(self.device)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import time
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -41,22 +40,15 @@ def without_result(config: RunConfig, status: str, reason: str) -> Summary:
 
 
 def serve(connection: Connection) -> None:
-    """Answer each Job with Progress from time to time, and then with its summary.
+    """Answer each Job with Progress, often, and then with its summary.
 
     An exception that `do` does not expect is sent as text and ends the process: the CUDA context may be broken.
     """
     with contextlib.suppress(EOFError):  # the other end was closed
         while True:
-            job, last = connection.recv(), 0.0
-
-            def report(progress: Progress) -> None:
-                nonlocal last
-                if time.monotonic() - last > 0.5:
-                    last = time.monotonic()
-                    connection.send(progress)
-
+            job = connection.recv()
             try:
-                summary = do(job, report)
+                summary = do(job, connection.send)
             except Exception as error:
                 connection.send(f"{type(error).__name__}: {error}")
                 return
@@ -87,9 +79,11 @@ class Worker:
         self.connection.send(job)
 
     def answer(self) -> Progress | Summary | str | None:
-        """The next answer; None if there is none yet, a text if the process has ended."""
+        """The latest answer; None if there is none since the last call, a text if the process has ended."""
+        answer = None
         try:
-            answer = self.connection.recv() if self.connection.poll() else None
+            while self.connection.poll() and not isinstance(answer, dict | str):
+                answer = self.connection.recv()
         except (EOFError, OSError):
             answer = "the process died"
         if isinstance(answer, str):
