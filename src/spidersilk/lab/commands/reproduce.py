@@ -28,7 +28,7 @@ from spidersilk.lab.tasks import nearest
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. `fresh` removes earlier runs, `stand_in` lets embedded data replace missing data.
+    """The runs, and how to make them. `fresh` removes earlier runs, `stand_in` lets embedded data replace missing data.
 
     With `collect_to`, runs that are finished in its files are taken from there, and each run that ends is added.
     """

@@ -149,10 +149,9 @@ def number_tokens(texts: dict[str, list[str]], vocabulary: int) -> tuple[dict[st
         counts[word] = counts.get(word, 0) + 1
     words = sorted(counts, key=lambda word: (-counts[word], word))
     if vocabulary < len(words):
-        kept = words[:vocabulary]
-        if "<unk>" not in kept:
-            kept[-1] = "<unk>"
-        words = kept
+        words = words[:vocabulary]
+        if "<unk>" not in words:
+            words[-1] = "<unk>"
     numbers = {word: number for number, word in enumerate(words)}
     unknown = numbers.get("<unk>", 0)
     return {part: torch.tensor([numbers.get(w, unknown) for w in text]) for part, text in texts.items()}, words
@@ -186,8 +185,8 @@ def binary(name: str, data_dir: Path | str | None = None) -> tuple[Tensor, Tenso
         y = torch.from_numpy(labels).double() * 2 - 1
     elif name in ("digits", "mnist"):
         images = IMAGES[name](data_dir)
-        kept = images.train_x[:, 0] if name == "mnist" else images.train_x[:, 0, ::4, ::4]
-        x = kept.reshape(len(kept), -1).double() / 255
+        pixels = images.train_x[:, 0] if name == "mnist" else images.train_x[:, 0, ::4, ::4]
+        x = pixels.flatten(1).double() / 255
         y = 1.0 - 2.0 * (images.train_y % 2)
     else:
         x, y = _libsvm(name, data_dir)

@@ -211,7 +211,7 @@ def tune(
     if resume:
         tuning.load()
         if tuning.dropped:
-            console.print(f"trials of another grid, made anew: {', '.join(tuning.dropped)}")
+            console.print(f"trials of another grid, to be repeated: {', '.join(tuning.dropped)}")
     elif tuning.path.is_file():
         raise ValueError(f"{tuning.path} is there already: give --resume to go on with it, or another --to")
     until = None if time_limit is None else time.time() + time_limit

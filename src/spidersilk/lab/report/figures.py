@@ -32,7 +32,7 @@ def panels(
     """y over each of `xs` (with the label of its axis), side by side; None if no run has these metrics.
 
     With `labels`, runs with one label share a colour, by its place in `labels`, and a line in the legend. Without,
-    each run has its own.
+    no two runs do.
     """
     plt = _pyplot()
     with plt.rc_context(dict.fromkeys(_INKED, _INK) | {"svg.fonttype": "none", "font.size": 10}):

@@ -1,4 +1,4 @@
-"""What `spidersilk tune` found, from its JSON files alone: a section of docs/reproduction.md, figures, and a table."""
+"""The results of `spidersilk tune`, from its JSON files alone: a section of docs/reproduction.md, figures, a table."""
 
 from __future__ import annotations
 

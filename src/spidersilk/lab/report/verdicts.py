@@ -230,7 +230,7 @@ def _about_3(groups: list[Group]) -> tuple[bool, str]:
 
 
 def _steady(groups: list[Group]) -> tuple[bool, str]:
-    """By no more than the paper's own values vary."""
+    """Changes no larger than those of the printed values."""
     printed = [after - before for (model, _), (before, after) in TABLE_1.items() if model == "resnet18"]
     changes = {_named(g): entropies(g)[1] - entropies(g)[0] for g in groups}
     why = ", ".join(f"{name} by {x:+.2f} bits" for name, x in changes.items())
@@ -239,7 +239,7 @@ def _steady(groups: list[Group]) -> tuple[bool, str]:
 
 
 def _by_model(groups: list[Group]) -> tuple[bool, str]:
-    """Between data sets by no more than the paper's own values differ."""
+    """Differences between data sets no larger than those of the printed values."""
     measured = _spreads({model_and_data(g): entropies(g)[1] for g in groups})
     printed = _spreads({place: after for place, (_, after) in TABLE_1.items()})
     why = ", ".join(f"{m} differs by {x:.2f} bits between data sets" for m, x in measured.items())
