@@ -12,12 +12,13 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from lab_helpers import QUIET, config
 
-from spidersilk.lab.commands.reproduce import Request, reproduce, section_of
+from spidersilk.lab.commands.reproduce import Request, reproduce
 from spidersilk.lab.data import files
 from spidersilk.lab.experiments import demo
 from spidersilk.lab.experiments.paper import Part, experiments
 from spidersilk.lab.experiments.plan import choose, in_order, jobs_for, path_of
 from spidersilk.lab.report.evidence import make_chapter
+from spidersilk.lab.report.html import section_of
 from spidersilk.lab.run import collect, runner
 from spidersilk.lab.run.curve import load_run
 from spidersilk.lab.run.folder import Summary

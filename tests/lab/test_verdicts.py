@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
-from spidersilk.lab.commands.reproduce import section_of
 from spidersilk.lab.experiments.paper import experiments
 from spidersilk.lab.experiments.plan import path_of
 from spidersilk.lab.report import evidence, page, verdicts
 from spidersilk.lab.report.evidence import Chapter
+from spidersilk.lab.report.html import section_of
 from spidersilk.lab.run import collect
 from spidersilk.lab.run.curve import Curve
 

@@ -16,8 +16,8 @@ from spidersilk.lab.commands import app, console, finish, options, rich_table
 from spidersilk.lab.experiments import demo
 from spidersilk.lab.experiments.paper import Experiments, experiments
 from spidersilk.lab.experiments.plan import Job, Plan, choose, in_order, make_plan, path_of
-from spidersilk.lab.report import entropy_page, html, verdicts
-from spidersilk.lab.report.evidence import Chapter, make_chapter
+from spidersilk.lab.report import html
+from spidersilk.lab.report.evidence import make_chapter
 from spidersilk.lab.run import batch, collect
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import Curve, load_run
@@ -47,10 +47,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The curves by the name of the planned run, and the runs that have none, with reasons."""
+    """The curves by the name of the planned run; the runs left out, by reason; and those that no time was left for."""
 
     curves: dict[str, Curve]
-    left_out: list[str]
+    left_out: dict[str, list[str]]
     waiting: list[str]
 
 
@@ -101,17 +101,17 @@ def _execute(plan: Plan, request: Request, console: Console) -> dict[str, Summar
 
 def _collect(plan: Plan, summaries: dict[str, Summary], request: Request) -> Outcome:
     """Curves from the folder of the runs; from the collected files if a run was not made now."""
-    outcome = Outcome({}, [], [])
+    outcome = Outcome({}, {}, [])
     for experiment, parts in plan.experiments.items():
         for title, config in ((part.title, config) for part in parts for config in part.configs):
             job = plan.jobs.get(config.name, Job(config, config))
             if job.missing:
-                outcome.left_out.append(f"{title}, {config.title()}: {job.missing}")
+                outcome.left_out.setdefault(job.missing, []).append(f"{title}, {config.title()}")
             if job.run is None:
                 continue
             summary = summaries.get(job.run.name, {"status": "waiting"})
             if summary["status"] == "failed":
-                outcome.left_out.append(f"{title}, {config.title()}: {summary['reason']}")
+                outcome.left_out.setdefault(summary["reason"], []).append(f"{title}, {config.title()}")
             elif summary["status"] != "waiting":
                 outcome.curves[config.name] = load_run(request.folder / job.run.name)
             elif config.name in plan.collected[experiment]:
@@ -126,28 +126,20 @@ def _render(outcome: Outcome, request: Request, console: Console) -> None:
     sections = []
     for experiment, parts in request.experiments.items():
         chapters = [make_chapter(experiment, part, outcome.curves) for part in parts]
-        sections += [section_of(chapter) for chapter in chapters if chapter.present]
+        sections += [html.section_of(chapter) for chapter in chapters if chapter.present]
     for section in sections:
         for title, head, rows in section.all_tables():
             console.print(rich_table(f"{section.title}\n{title}", head, rows))
         for verdict in section.verdicts:
             console.print(f"paper: {verdict.claim}\n  here: {verdict.why}\n  [bold]{verdict.word}[/bold]")
-    for line in outcome.left_out:
+    left_out = [f"{'; '.join(runs)}: {reason}" for reason, runs in outcome.left_out.items()]
+    for line in left_out:
         console.print(f"[red]left out:[/red] {line}")
     if outcome.waiting:
         console.print(f"{len(outcome.waiting)} runs wait for more time: {', '.join(outcome.waiting)}")
     if sections and request.time_limit is None:
-        path = html.write(sections, request.folder / "report.html", request.title, command(), outcome.left_out)
+        path = html.write(sections, request.folder / "report.html", request.title, command(), left_out)
         console.print(f"report: {path}")
-
-
-def section_of(chapter: Chapter) -> html.Section:
-    curves = [curve for group in chapter.present for curve in group.curves]
-    judged = [verdict for verdict in verdicts.of(chapter) if verdict.word != verdicts.NOT_RUN]
-    if chapter.experiment != "table1":
-        return html.Section(chapter.title, curves, chapter.part.note, judged)
-    entropy = [("Entropy of the memory, bits", entropy_page.HEAD, entropy_page.rows(chapter))]
-    return html.Section(chapter.title, curves, chapter.part.note, judged, entropy, rivals=False)
 
 
 # The commands.

@@ -16,8 +16,10 @@ from rich.table import Table
 
 from spidersilk.lab.commands import app, console, options, rich_table
 from spidersilk.lab.experiments.grid import start
+from spidersilk.lab.run.collect import plain
 from spidersilk.lab.run.config import RunConfig, apply_settings
 from spidersilk.lab.run.machine import command, machine, versions
+from spidersilk.lab.run.team import team
 from spidersilk.lab.tasks import Task, find
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.loop.loader import count_samples
@@ -137,8 +139,7 @@ def inspect_task(config: RunConfig, adam_lr: float | None, budget: float | None,
     """Inspect a task with its batch sizes and step size, or the config's."""
     config = config.completed()
     torch.manual_seed(config.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu")
-    task = find(config.task)(config.options, config.data_dir, device)
+    task = find(config.task)(config.options, config.data_dir, team().device(config.device))
     assert config.lr is not None
     assert config.batch_size is not None
     source = TaskSource(task, config.anchor_batch_size or task.samples, config.batch_size)
@@ -186,19 +187,9 @@ def inspection_tables(result: Inspection) -> list[Table]:
 
 def save_inspection(result: Inspection, path: Path) -> None:
     """The measurements with their provenance."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = ("d", "samples", "entropy", "captured", "captured_gradient", "variance_factor", "seconds")
     trials = [vars(t) | {"queries_share": result.queries(t), "seconds_share": result.time(t)} for t in result.trials]
     figures = {name: getattr(result, name) for name in names} | {"trials": trials, "verdict": result.verdict}
-    record = {"command": command(), "seeds": [0], "versions": versions(), "machine": machine(device)}
+    record = {"command": command(), "seeds": [0], "versions": versions(), "machine": machine(team().device("auto"))}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_finite(record | {"figures": figures}), indent=1) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Infinity, which JSON lacks, becomes null; other numbers have ten digits."""
-    if isinstance(value, float):
-        return float(f"{value:.10g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+    path.write_text(json.dumps(plain(record | {"figures": figures}, 10), indent=1) + "\n")

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from spidersilk.lab.experiments.grid import METHODS, PLAIN, Settings, Trial, at_edge, following, of_run, start
@@ -22,6 +21,7 @@ from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import Curve, load_run, metric_of
 from spidersilk.lab.run.folder import FINISHED, Summary, write_atomically
 from spidersilk.lab.run.machine import machine, revision, versions
+from spidersilk.lab.run.team import team
 from spidersilk.lab.tasks import find
 
 EVALUATIONS = 80  # of a final run; all are kept, so costs to a target are exact to 1/80 of the budget
@@ -94,17 +94,16 @@ class Tuning:
         costs = self.costs()
         unchanged = {method: record for method, record in self.dropped.items() if method not in self.tried}
         methods = unchanged | {m: self._record(m) | costs.get(m, {}) for m in self.tried}
-        device = torch.device("cuda" if torch.cuda.is_available() and self.base.device != "cpu" else "cpu")
         record = {
             "command": command,
             "conditions": self.conditions(),
             "trials": self.trials,
             "final_budget": self.final_budget,
             "seeds": list(range(1, self.seeds + 1)),
-            "target": _finite(self.target()),
+            "target": _rounded(self.target()),
             "metric": self.metric(),
             "versions": {**versions(), "revision": revision()},
-            "machine": machine(device),
+            "machine": machine(team().device(self.base.device)),
             "methods": methods,
         }
         current = {c.name for c in self.final_runs(self.known)}  # without runs of settings that are no longer the best
@@ -119,9 +118,9 @@ class Tuning:
     def _record(self, method: str) -> Record:
         tried, best = self.tried[method], self.best(method)
         return {
-            "trials": [{"settings": t.settings, "loss": _finite(t.loss), "status": t.status} for t in tried],
+            "trials": [{"settings": t.settings, "loss": _rounded(t.loss), "status": t.status} for t in tried],
             "best": None if best is None else best.settings,
-            "loss": None if best is None else _finite(best.loss),
+            "loss": None if best is None else _rounded(best.loss),
             "edge": at_edge(tried) if tried else "",
         }
 
@@ -193,15 +192,15 @@ class Tuning:
                 "queries": medians[0],
                 "seconds": medians[1],
                 "each": [None if c is None else [round(c[0], 4), round(c[1], 3)] for c in costs],
-                "lowest": [_finite(_lowest(c, metric)) for c in curves],
+                "lowest": [_rounded(_lowest(c, metric)) for c in curves],
                 "diverged": sum(c.status == "diverged" for c in curves),
             }
         whole = [records[m] for m in PLAIN if m in records and len(records[m]["each"]) == self.seeds]
         for unit in ("queries", "seconds"):
             base = min((record[unit] for record in whole), default=math.inf)
             for record in records.values():
-                record[f"{unit}_ratio"] = _finite(record[unit] / base if 0 < base < math.inf else math.inf)
-        return {m: r | {unit: _finite(r[unit]) for unit in ("queries", "seconds")} for m, r in records.items()}
+                record[f"{unit}_ratio"] = _rounded(record[unit] / base if 0 < base < math.inf else math.inf)
+        return {m: r | {unit: _rounded(r[unit]) for unit in ("queries", "seconds")} for m, r in records.items()}
 
 
 def tune(
@@ -250,7 +249,7 @@ def _add_trials(tuning: Tuning, trials: list[tuple[str, Settings, RunConfig]], s
     for (method, settings, _), summary in zip(trials, summaries, strict=True):
         last = summary["last"] if summary["status"] == "finished" else {}
         loss = last.get("gap", last.get("train_loss", math.inf))  # near the optimum, losses differ too little
-        trial = Trial(settings, _number(_finite(loss)), summary["status"])  # rounded as in the file
+        trial = Trial(settings, _number(_rounded(loss)), summary["status"])  # rounded as in the file
         tuning.tried.setdefault(method, []).append(trial)
     return True
 
@@ -283,8 +282,8 @@ def _same_results(a: Record, b: Record) -> bool:
     return {k: v for k, v in a.items() if k not in provenance} == {k: v for k, v in b.items() if k not in provenance}
 
 
-def _finite(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def _rounded(value: float) -> float | None:
+    return collect.plain(value, 6)
 
 
 def _number(value: float | None) -> float:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import yaml
 
+from spidersilk.lab.report import entropy_page, verdicts
+from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.figures import QUERIES, panels, png, svg
 from spidersilk.lab.report.verdicts import Verdict
 from spidersilk.lab.run.curve import Curve, common_target, metric_of, words
@@ -37,6 +39,16 @@ class Section:
     def all_tables(self) -> list[Table]:
         made = [*self.tables, *([target_table(self)] if self.rivals and self.curves else []), _last_values(self.curves)]
         return [table for table in made if table[2]]
+
+
+def section_of(chapter: Chapter) -> Section:
+    """A table or figure of the paper: its curves, and the verdicts on claims whose runs are there."""
+    curves = [curve for group in chapter.present for curve in group.curves]
+    judged = [verdict for verdict in verdicts.of(chapter) if verdict.word != verdicts.NOT_RUN]
+    if chapter.experiment != "table1":
+        return Section(chapter.title, curves, chapter.part.note, judged)
+    entropy = [("Entropy of the memory, bits", entropy_page.HEAD, entropy_page.rows(chapter))]
+    return Section(chapter.title, curves, chapter.part.note, judged, entropy, rivals=False)
 
 
 def sections_of(curves: list[Curve]) -> list[Section]:

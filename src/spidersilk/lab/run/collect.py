@@ -29,7 +29,7 @@ def pack(curve: Curve, points: int = POINTS, command: str = "") -> Packed:
         "command": command,
         "config": {k: v for k, v in curve.config.items() if k not in _LOCAL},
         "summary": {k: v for k, v in curve.summary.items() if k not in ("status", "reason", "last", "task")},
-        "curve": {name: [_short(row.get(name)) for row in rows] for name in columns},
+        "curve": {name: [plain(row.get(name)) for row in rows] for name in columns},
     }
 
 
@@ -96,8 +96,10 @@ def save(path: Path, runs: Iterable[Packed]) -> Path:
     return path
 
 
-def _short(value: Any) -> Any:
-    """Five digits; None for infinity and NaN, which JSON lacks."""
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+def plain(value: Any, digits: int = 5) -> Any:
+    """Numbers to so many digits, in lists and dictionaries too; None for infinity and NaN, which JSON lacks."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: plain(item, digits) for key, item in value.items()}
+    return [plain(item, digits) for item in value] if isinstance(value, list | tuple) else value
