@@ -12,6 +12,7 @@ import yaml
 from spidersilk.lab.report import entropy_page, verdicts
 from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.figures import QUERIES, panels, png, svg
+from spidersilk.lab.report.render import render
 from spidersilk.lab.report.verdicts import Verdict
 from spidersilk.lab.run.curve import Curve, common_target, metric_of, words
 from spidersilk.lab.run.folder import write_atomically
@@ -89,20 +90,13 @@ def _last_values(curves: list[Curve]) -> Table:
 
 def write(sections: list[Section], path: Path, title: str, command: str, left_out: list[str] | None = None) -> Path:
     """The page at `path`, and each figure as PNG beside it."""
-    import jinja2  # imported here: runs do not need it
-
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = [
         {"section": section, "figures": _figures(section, number, path.parent), "tables": section.all_tables()}
         for number, section in enumerate(sections, 1)
     ]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("spidersilk.lab.report", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("report.html").render(
+    page = render(
+        "report.html",
         title=title,
         command=command,
         shown=shown,

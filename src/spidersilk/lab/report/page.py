@@ -9,35 +9,12 @@ from pathlib import Path
 from spidersilk.lab.report import entropy_page, evidence, tuned_page, verdicts
 from spidersilk.lab.report.evidence import LOSS, SECOND, Chapter, Group, chapters, markdown_table, number, seeds_of
 from spidersilk.lab.report.figures import QUERIES, panels, png
+from spidersilk.lab.report.render import render
 from spidersilk.lab.report.verdicts import LEVEL, Half
 from spidersilk.lab.run.folder import write_atomically
 
 COMMAND = "spidersilk page results --to docs/reproduction.md"
 HIDDEN = 4.0  # a point this many times above the first loss is not drawn: one run that blew up would flatten the others
-HEAD = f"""# The paper, reproduced
-
-Made by `{COMMAND}` from the JSON files in [results/](../results) alone; `tests/lab/test_results.py` makes it again and
-compares. The runs are those of `spidersilk reproduce all --scale paper` at the paper's settings. Each entry of
-`results/paper/paper_*.json` has its config, command, versions and machine. **N** is the size of the training set. A
-**query** is one sample's gradient; k of its d coordinates count k/d. It is the paper's unit, not time. Losses are
-training losses.
-
-**As printed** is Algorithm 1 (`SparseSpiderBoost`: recursive, unbiased rtop). **Stable** forms keep the paper's step
-size, batches, loop length and k, and differ in the estimate: `SparseSVRG` compares with the anchor; "refresh" does not
-rescale and keeps what it has refreshed; "selected" moves only the selected coordinates. `SparseSGD` takes a fresh
-gradient at the selected coordinates, with the loop length in the table. "Adaptive" is Algorithm 1 with
-`inner_steps="auto"`. "Figure 3" here is the paper's Figure 2 (b), and "Sparsity sweep" the figure of its appendix.
-
-A verdict compares the queries that two methods need to the higher of their two lowest losses, and needs a factor of
-{LEVEL:g} between them (`report/verdicts.py` has the rules). Curves are thinned to about 60 points.
-"""
-HALVES = """## SpiderBoost's final loss, in how many of its queries
-
-How soon is a sparse method with the same lr, B, b, m and k = 10 %, if it does not diverge, at the loss at which dense
-SpiderBoost ends? As a share of all of SpiderBoost's queries, and of those after which SpiderBoost itself was first at
-that loss.
-
-"""
 
 
 def write(results: Path, to: Path, figures: Path | None = None) -> Path:
@@ -55,19 +32,32 @@ def write(results: Path, to: Path, figures: Path | None = None) -> Path:
 def text(results: Path, every: list[Chapter] | None = None) -> str:
     """The page: a function of the files in `results`."""
     every = chapters(results) if every is None else every
-    parts = [HEAD, _claims(every), _halves(every), *(_chapter(chapter, results) for chapter in every)]
-    return "\n".join([*parts, tuned_page.text(results), _missing(every)])
+    table1 = next(chapter for chapter in every if chapter.experiment == "table1")
+    return render(
+        "reproduction.md",
+        command=COMMAND,
+        level=f"{LEVEL:g}",
+        claims=_claims(every),
+        halves=_halves(every),
+        chapters=every,
+        verdicts_of=verdicts.of,
+        entropy=entropy_page.load(table1, results),
+        seeds_of=seeds_of,
+        remarks=_remarks,
+        curves_table=_curves_table,
+        picture=picture,
+        tuned=tuned_page.text(results),
+        missing=_missing(every),
+    )
 
 
 # The beginning.
 
 
 def _claims(every: list[Chapter]) -> str:
-    rows = [
-        [chapter.title, verdict.claim, f"**{verdict.word}**", seeds_of(chapter.groups)]
-        for chapter in every for verdict in verdicts.of(chapter)
-    ]  # fmt: skip
-    return "## The claims\n\n" + markdown_table(["where", "the paper", "here", "seeds"], rows)
+    judged = [(chapter, verdict) for chapter in every for verdict in verdicts.of(chapter)]
+    rows = [[c.title, v.claim, f"**{v.word}**", seeds_of(c.groups)] for c, v in judged]
+    return markdown_table(["where", "the paper", "here", "seeds"], rows)
 
 
 def _halves(every: list[Chapter]) -> str:
@@ -81,7 +71,7 @@ def _halves(every: list[Chapter]) -> str:
         shares = [number(x, 2) for x in (half.ratio, half.strict)]
         rows.append([half.task, dense, number(half.target), name, *shares, f"{half.answer} (limit {half.limit:g})"])
     head = "task, SpiderBoost, its final loss, first there, of all its queries, of those it needed, within"
-    return HALVES + markdown_table(head.split(", "), rows)
+    return markdown_table(head.split(", "), rows)
 
 
 def all_halves(every: list[Chapter]) -> list[Half]:
@@ -103,25 +93,10 @@ def _furthest(dense: Group, every: list[Chapter]) -> Group:
 # A table or figure of the paper.
 
 
-def _chapter(chapter: Chapter, results: Path) -> str:
-    parts = [f"## {chapter.title}\n", f"> {chapter.part.quote}\n"]
-    if not chapter.present:
-        return "\n".join([*parts, "**Not run yet.**\n"])
-    for verdict in verdicts.of(chapter):
-        runs = ", ".join(f"`{r}`" for r in verdict.runs)
-        parts.append(f"- *{verdict.claim}*: **{verdict.word}**: {verdict.why}. Runs: {runs}.")
-    if chapter.experiment == "table1":
-        return "\n".join([*parts, entropy_page.text(chapter, results, picture(chapter))])
-    parts += _beside_sgd(chapter)
+def _remarks(chapter: Chapter) -> list[str]:
+    """Figure 2: what m = 2 means. Figure 1: queries beside SGD, which the paper has not there."""
     if chapter.experiment == "figure2":
-        parts.append("- With m = 2 a loop is an anchor and one small step, so SparseSVRG takes Algorithm 1's steps.")
-    parts.append(f"\n{seeds_of(chapter.groups).capitalize()}. {_curves_table(chapter)}")
-    parts.append(f"![{chapter.title}: training loss over queries](../results/{picture(chapter)})\n")
-    return "\n".join(parts)
-
-
-def _beside_sgd(chapter: Chapter) -> list[str]:
-    """Figure 1 of the paper has no SGD; here it has."""
+        return ["With m = 2 a loop is an anchor and one small step, so SparseSVRG takes Algorithm 1's steps."]
     sgd = chapter.find("sgd")
     if chapter.experiment != "figure1" or not sgd.curves:
         return []
@@ -129,8 +104,9 @@ def _beside_sgd(chapter: Chapter) -> list[str]:
     best = sorted(forms, key=lambda g: g.lowest(LOSS) or math.inf)[:1]
     ratios = [(g, verdicts.ratio(g, sgd)) for g in [*best, chapter.find("sparse-sgd")] if g.curves]
     needs = [f"{g.label} needs {number(r[0], 2)} of its queries to loss {number(r[1])}" for g, r in ratios if r]
-    text = f"- Beside plain SGD (lr 0.1, b 100), which the paper leaves out here: {'; '.join(needs)}."
-    return [text] if needs else []
+    config = sgd.config.completed()
+    who = f"plain SGD (lr {config.lr:g}, b {config.batch_size})"
+    return [f"Beside {who}, which the paper leaves out here: {'; '.join(needs)}."] if needs else []
 
 
 def _curves_table(chapter: Chapter) -> str:
@@ -172,12 +148,10 @@ def draw(chapter: Chapter, folder: Path) -> None:
         png(figure, folder / picture(chapter))
 
 
-def _missing(every: list[Chapter]) -> str:
+def _missing(every: list[Chapter]) -> list[str]:
     lines = []
     for chapter in every:
         short = [f"`{g.name}` ({g.state()})" for g in chapter.groups if not g.complete]
-        if not chapter.present:
-            lines.append(f"- {chapter.title}: all {len(short)} runs (not run yet)")
-        elif short:
-            lines.append(f"- {chapter.title}: {', '.join(short)}")
-    return "## What was cut\n\nRuns that are missing, or that stopped early:\n\n" + ("\n".join(lines) or "None.") + "\n"
+        runs = ", ".join(short) if chapter.present else f"all {len(short)} runs (not run yet)"
+        lines += [f"{chapter.title}: {runs}"] if short else []
+    return lines
