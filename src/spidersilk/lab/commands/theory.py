@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
+import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -150,18 +150,14 @@ def inspect_file(path: Path, lr: float, adam_lr: float | None, budget: float | N
     """Inspect what a Python file defines: `model`, `loss(model, batch)` and `data`."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    missing = [name for name in ("model", "loss", "data") if not hasattr(module, name)]
+    defined = runpy.run_path(str(path))
+    missing = [name for name in ("model", "loss", "data") if name not in defined]
     if missing:
         needs = "it needs model, loss(model, batch) and data (tensors or a data set)"
         raise ValueError(f"{path} does not define {', '.join(missing)}: {needs}")
-    options = {name: getattr(module, name) for name in ("anchor_batch_size", "batch_size") if hasattr(module, name)}
-    options |= {"lr": lr, "adam_lr": adam_lr, "budget": budget and budget * count_samples(module.data)}
-    return inspect(module.model, module.loss, module.data, report=report, **options)
+    options = {name: defined[name] for name in ("anchor_batch_size", "batch_size") if name in defined}
+    options |= {"lr": lr, "adam_lr": adam_lr, "budget": budget and budget * count_samples(defined["data"])}
+    return inspect(defined["model"], defined["loss"], defined["data"], report=report, **options)
 
 
 def inspection_tables(result: Inspection) -> list[Table]:

@@ -40,7 +40,7 @@ LOOPS: dict[str, dict[str, int | str]] = {
     "logistic": {"sparse-sgd": 50, "sparse-adamw": 50},
 }
 FRESH = ("sparse-sgd", "sparse-adamw")  # v is no difference: a large anchor only improves the selection
-FIRST, SECOND, VARIANTS = 3, 2, 3  # trials in each of the first three rounds
+FIRST, SECOND = 3, 2  # trials in each of the first two rounds
 Settings = dict[str, Any]
 
 
