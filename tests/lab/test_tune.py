@@ -24,16 +24,16 @@ from spidersilk.lab.run.config import RunConfig
 
 
 @pytest.mark.parametrize("task", grid.CENTRES)
-@pytest.mark.parametrize("method", grid.METHODS)
-@pytest.mark.parametrize("allowed", [2, 8, 11])
-def test_every_method_gets_the_same_number_of_different_trials(task: str, method: str, allowed: int) -> None:
-    tried: list[Trial] = []
-    while new := grid.following(task, method, tried, allowed):
-        tried += [Trial(s, abs(math.log(s["lr"] / grid.CENTRES[task][method]) - 0.3)) for s in new]
-    assert len(tried) == allowed
-    assert len({json.dumps(t.settings, sort_keys=True) for t in tried}) == allowed
-    for trial in tried:
-        replace(RunConfig(task, method), **grid.of_run(trial.settings, 4.0)).completed()
+@pytest.mark.parametrize("allowed", [2, 11])
+def test_every_method_gets_the_same_number_of_different_trials(task: str, allowed: int) -> None:
+    for method in grid.METHODS:
+        tried: list[Trial] = []
+        while new := grid.following(task, method, tried, allowed):
+            tried += [Trial(s, abs(math.log(s["lr"] / grid.CENTRES[task][method]) - 0.3)) for s in new]
+        assert len(tried) == allowed, method
+        assert len({json.dumps(t.settings, sort_keys=True) for t in tried}) == allowed, method
+        for trial in tried:
+            replace(RunConfig(task, method), **grid.of_run(trial.settings, 4.0)).completed()
 
 
 @pytest.mark.parametrize(("best", "edge"), [(1e-9, "low"), (1e9, "high"), (0.1, "")])

@@ -147,6 +147,9 @@ def test_the_factor_of_every_verdict(tmp_path: Path) -> None:
     for step, word in ((0.99 / verdicts.LEVEL, "reproduced"), (1.01 / verdicts.LEVEL, "no clear difference")):
         made = chapter(tmp_path / word, dense, curve("figure1-right-sparse-spiderboost", DENSE, step=step))
         assert verdicts.of(made)[0].word == word
+    assert [verdicts.compared(x) for x in (0.8, 0.9, 1.1, 1.3)] == [
+        "fewer queries", "no clear difference", "no clear difference", "more queries"
+    ]  # fmt: skip
 
 
 def test_a_claim_is_about_the_printed_form_whatever_ran_first() -> None:

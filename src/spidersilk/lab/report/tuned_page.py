@@ -12,6 +12,7 @@ from rich.table import Table
 
 from spidersilk.lab.experiments.grid import METHODS, PLAIN, Settings
 from spidersilk.lab.experiments.tuning import Record
+from spidersilk.lab.report import verdicts
 from spidersilk.lab.report.evidence import SECOND, SECOND_NAMES, markdown_table, number, second_text
 from spidersilk.lab.report.figures import QUERIES, panels, png
 from spidersilk.lab.run import collect
@@ -217,9 +218,8 @@ def _conclusion(record: Record) -> str:
     if sparse is None:
         return f"**No sparse method reached the target{_so_far(record)}** of the best plain method, {plain}.\n"
     share = _ratios(record, "queries")[sparse]
-    word = "fewer queries than" if share < 1 else "no fewer queries than"
     needs = f"**{sparse} needs {number(share, 2)} of the queries** of {plain}"
-    return f"{needs}, the best plain method{_so_far(record)}: {word} it.\n"
+    return f"{needs}, the best plain method{_so_far(record)}: {verdicts.compared(share)}.\n"
 
 
 def _close(record: Record) -> str:

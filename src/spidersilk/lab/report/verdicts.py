@@ -50,6 +50,11 @@ def stable(chapter: Chapter) -> list[Group]:
     return sorted(forms, key=lambda g: STABLE.index(g.config.optimizer))
 
 
+def compared(share: float) -> str:
+    """A ratio of queries in words."""
+    return "fewer queries" if share < 1 / LEVEL else "no clear difference" if share < LEVEL else "more queries"
+
+
 def ratio(ours: Group, theirs: Group) -> tuple[float, float] | None:
     """Queries of ours over theirs to the higher of their two lowest losses, and that loss; None if one never moved."""
     lows = ours.lowest(LOSS), theirs.lowest(LOSS)
