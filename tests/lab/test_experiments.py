@@ -16,7 +16,7 @@ from spidersilk.lab.commands.reproduce import Request, reproduce
 from spidersilk.lab.data import files
 from spidersilk.lab.experiments import demo
 from spidersilk.lab.experiments.paper import Part, experiments
-from spidersilk.lab.experiments.plan import choose, in_order, jobs_for, path_of
+from spidersilk.lab.experiments.plan import choose, in_order, path_of, planned_runs
 from spidersilk.lab.report.evidence import make_chapter
 from spidersilk.lab.report.html import section_of
 from spidersilk.lab.run import collect, runner
@@ -78,23 +78,23 @@ def test_without_data_digits_stand_in_and_the_rest_is_named(monkeypatch: pytest.
     monkeypatch.setenv("SPIDERSILK_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     known = experiments("smoke")
-    jobs = jobs_for(c for part in known["figure1"] for c in part.configs)
+    runs = planned_runs(c for part in known["figure1"] for c in part.configs)
     # The CNN; nothing stands in for ResNet-18.
-    assert [job.run.options["data"] for job in jobs if job.run is not None] == ["digits"] * 5
-    told = [job.missing for job in jobs if job.missing]
+    assert [planned.run.options["data"] for planned in runs if planned.run is not None] == ["digits"] * 5
+    told = [planned.missing for planned in runs if planned.missing]
     assert len(told) == 10
     assert "cifar10/data_batch_1.bin: not found" in told[0]
     assert "digits stand in" in told[-1]
-    others = jobs_for(c for part in known["figure2"] + known["figure3"] for c in part.configs)
-    assert [job.run for job in others if job.run is not None] == []
+    others = planned_runs(c for part in known["figure2"] + known["figure3"] for c in part.configs)
+    assert [planned.run for planned in others if planned.run is not None] == []
     (table,) = known["table1"]
-    assert [job.run for job in jobs_for(table.configs, stand_in=False) if job.run is not None] == []
-    jobs = jobs_for(table.configs)
-    kept = [job.run for job in jobs if job.run is not None]
+    assert [planned.run for planned in planned_runs(table.configs, stand_in=False) if planned.run is not None] == []
+    runs = planned_runs(table.configs)
+    kept = [planned.run for planned in runs if planned.run is not None]
     assert [(c.options["model"], c.options["data"], c.label) for c in kept] == [
         ("fc", "digits", "fc, digits"), ("cnn", "digits", "cnn, digits")
     ]  # fmt: skip
-    assert len([job.missing for job in jobs if job.missing]) == 8
+    assert len([planned.missing for planned in runs if planned.missing]) == 8
     runner.run(replace(kept[0], budget=0.5), tmp_path / "run")
     chapter = make_chapter("table1", table, {table.configs[0].name: load_run(tmp_path / "run")})
     section = section_of(chapter)

@@ -15,7 +15,7 @@ from rich.table import Table
 from spidersilk.lab.commands import app, console, finish, options, rich_table
 from spidersilk.lab.experiments import demo
 from spidersilk.lab.experiments.paper import Experiments, experiments
-from spidersilk.lab.experiments.plan import Job, Plan, choose, in_order, make_plan, path_of
+from spidersilk.lab.experiments.plan import Plan, PlannedRun, choose, in_order, make_plan, path_of
 from spidersilk.lab.report import html
 from spidersilk.lab.report.evidence import make_chapter
 from spidersilk.lab.run import batch, collect
@@ -86,7 +86,7 @@ def _execute(plan: Plan, request: Request, console: Console) -> dict[str, Summar
             path = path_of(request.collect_to, plan.experiment_of(config.name))
             collect.save(path, [collect.pack(curve, command=command())])
 
-    todo = [job.run for job in plan.jobs.values() if job.run is not None]
+    todo = [planned.run for planned in plan.runs.values() if planned.run is not None]
     summaries = batch.run_all(
         todo,
         request.folder,
@@ -104,16 +104,16 @@ def _collect(plan: Plan, summaries: dict[str, Summary], request: Request) -> Out
     outcome = Outcome({}, {}, [])
     for experiment, parts in plan.experiments.items():
         for title, config in ((part.title, config) for part in parts for config in part.configs):
-            job = plan.jobs.get(config.name, Job(config, config))
-            if job.missing:
-                outcome.left_out.setdefault(job.missing, []).append(f"{title}, {config.title()}")
-            if job.run is None:
+            planned = plan.runs.get(config.name, PlannedRun(config, config))
+            if planned.missing:
+                outcome.left_out.setdefault(planned.missing, []).append(f"{title}, {config.title()}")
+            if planned.run is None:
                 continue
-            summary = summaries.get(job.run.name, {"status": "waiting"})
+            summary = summaries.get(planned.run.name, {"status": "waiting"})
             if summary["status"] == "failed":
                 outcome.left_out.setdefault(summary["reason"], []).append(f"{title}, {config.title()}")
             elif summary["status"] != "waiting":
-                outcome.curves[config.name] = load_run(request.folder / job.run.name)
+                outcome.curves[config.name] = load_run(request.folder / planned.run.name)
             elif config.name in plan.collected[experiment]:
                 outcome.curves[config.name] = collect.unpack(plan.collected[experiment][config.name])
             else:

@@ -76,27 +76,28 @@ def in_order(experiments: Experiments, only: str = "") -> list[RunConfig]:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A planned run, the run that is made for it (None if there is none), and why the two differ."""
+class PlannedRun:
+    """A run as it is planned, the run that is made for it (None if there is none), and why the two differ."""
 
-    planned: RunConfig
+    config: RunConfig
     run: RunConfig | None
     missing: str = ""
 
 
-def jobs_for(configs: Iterable[RunConfig], stand_in: bool = True) -> list[Job]:
-    """A job for each config. If its data is not available, digits may stand in; several configs may then share a run,
-    which is made for the first of them."""
-    jobs: list[Job] = []
+def planned_runs(configs: Iterable[RunConfig], stand_in: bool = True) -> list[PlannedRun]:
+    """Each config with its run. If its data is not available, digits may stand in. Several configs may then share a
+    run, which is made for the first of them."""
+    planned: list[PlannedRun] = []
     for config in configs:
         missing = find(config.task).missing_data(config.options, config.data_dir)
         if missing is None:
-            jobs.append(Job(config, config))
+            planned.append(PlannedRun(config, config))
             continue
         other = on_embedded_data(config) if stand_in else None
         reason = f"{'digits stand in, as ' if other else ''}{missing}"
-        jobs.append(Job(config, None if other in [job.run for job in jobs] else other, reason))
-    return jobs
+        is_made = other in [p.run for p in planned]
+        planned.append(PlannedRun(config, None if is_made else other, reason))
+    return planned
 
 
 def path_of(folder: Path, experiment: str) -> Path:
@@ -109,13 +110,14 @@ class Plan:
     """What is to be run, by the name of the planned run, and what is collected already."""
 
     experiments: Experiments
-    jobs: dict[str, Job]
+    runs: dict[str, PlannedRun]
     collected: dict[str, dict[str, collect.Packed]]
 
     def experiment_of(self, name: str) -> str:
         """The experiment of a planned run, or of a run that stands in for it."""
-        planned = {j.run.name: j.planned.name for j in self.jobs.values() if j.run is not None}.get(name, name)
-        return next(e for e, part in _parts(self.experiments) if planned in [c.name for c in part.configs])
+        originals = {p.run.name: p.config.name for p in self.runs.values() if p.run is not None}
+        original = originals.get(name, name)
+        return next(e for e, part in _parts(self.experiments) if original in [c.name for c in part.configs])
 
 
 def make_plan(experiments: Experiments, only: str, collect_to: Path | None, stand_in: bool) -> Plan:
@@ -123,4 +125,4 @@ def make_plan(experiments: Experiments, only: str, collect_to: Path | None, stan
     collected = {name: collect.load(path_of(collect_to, name)) if collect_to else {} for name in experiments}
     done = {c.name for name, part in _parts(experiments) for c in part.configs if collect.is_done(c, collected[name])}
     todo = [c for c in in_order(experiments, only) if c.name not in done]
-    return Plan(experiments, {job.planned.name: job for job in jobs_for(todo, stand_in)}, collected)
+    return Plan(experiments, {planned.config.name: planned for planned in planned_runs(todo, stand_in)}, collected)
