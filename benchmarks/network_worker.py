@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import spidersilk as silk
-from spidersilk.parallel.workers import leave
+from spidersilk.distributed import leave
 
 LOUD = 0.25  # processors used by other programs: more is too noisy
 FACTOR_WARM_UP = 2  # dense steps before PowerSGD begins: the minimum of torch's hook

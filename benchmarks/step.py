@@ -28,8 +28,8 @@ from record import RESULTS, save
 from torch import Tensor, nn
 
 import spidersilk as silk
-from spidersilk.kernels import backends as dispatch
-from spidersilk.kernels import plain as torch_ops
+from spidersilk.kernels import backends
+from spidersilk.kernels.plain import PLAIN
 from spidersilk.operator.stream import Stream
 
 SIZES = {"cpu": (62_006, 308_310, 11_173_962, 10**8), "cuda": (62_006, 308_310, 11_173_962, 10**8, 10**9)}
@@ -58,10 +58,10 @@ def _clock(work: Callable[[], object]) -> float:
 def scaling(d: int, threads: int, seconds: float) -> dict[str, float]:
     """The median time with one thread over that with several, of a copy, a selection and a step."""
     source, target = torch.randn(d), torch.empty(d)
-    memory, k, ops = source.abs(), -(-d // 20), dispatch.find("numba", [(source.device, source.dtype)])
+    memory, k, kernels = source.abs(), -(-d // 20), backends.find("numba", [(source.device, source.dtype)])
     both: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
-        "select, numba": lambda: ops.select(memory, k, k, 1),
+        "select, numba": lambda: kernels.select(memory, k, k, 1),
         "whole step, numba": whole_step(d, "numba", "cpu"),
     }
     found = {}
@@ -128,7 +128,7 @@ def whole_step(d: int, backend: str, device: str, fresh: bool = False) -> Callab
 def works(d: int, device: str) -> Works:
     memory, k = torch.randn(d, device=device).abs(), -(-d // 20)
     ours = "numba" if device == "cpu" else "triton"
-    ops: Any = dispatch.find(ours, [(memory.device, memory.dtype)])
+    kernels = backends.find(ours, [(memory.device, memory.dtype)])
     seed = Stream(1).counter(memory.device) if device == "cuda" else 1
 
     def random_keys() -> Any:
@@ -136,8 +136,8 @@ def works(d: int, device: str) -> Works:
         keys = torch.rand(d, device=device).index_fill_(0, top, 2.0)
         return top, torch.topk(keys, k, largest=False, sorted=False).indices
 
-    yield f"select, {ours}", lambda: ops.select(memory, k, k, seed), True
-    yield "select, torch backend", lambda: torch_ops.select(memory, k, k, 1), False
+    yield f"select, {ours}", lambda: kernels.select(memory, k, k, seed), True
+    yield "select, torch backend", lambda: PLAIN.select(memory, k, k, 1), False
     yield "torch.topk and random keys", random_keys, False
     yield "torch.topk", lambda: torch.topk(memory, k, sorted=False), False
     if d < 10**9:

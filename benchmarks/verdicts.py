@@ -17,9 +17,9 @@ from pathlib import Path
 from record import RESULTS, save
 from rich.console import Console
 
-from spidersilk.lab.report.html import load_run
 from spidersilk.lab.run import batch
 from spidersilk.lab.run.config import RunConfig
+from spidersilk.lab.run.curve import load_run
 from spidersilk.theory.trials import FRESH
 
 OPTIMIZERS = {

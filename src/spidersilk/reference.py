@@ -73,6 +73,28 @@ def geometric(mean: float, generator: torch.Generator) -> int:
     return n
 
 
+def loop_length(lengths: str | Sequence[int], mean: float, j: int, generator: torch.Generator) -> int:
+    """N_j: fixed, geometric, or as given."""
+    if not isinstance(lengths, str):
+        return lengths[j]
+    return int(mean) if lengths == "fixed" else geometric(mean, generator)
+
+
+def new_estimate(
+    reference: str | None, scaling: str, v: Tensor, v_anchor: Tensor, y: Tensor, selection: Selection | None
+) -> Tensor:
+    """Line 11 for each reference; y is the difference to it, or the gradient itself."""
+    change = y if selection is None else rtop(selection, y, scaling == "unbiased")
+    if reference == "previous":
+        return v + change
+    if reference is None:
+        return change
+    if scaling == "refresh":
+        assert selection is not None
+        return torch.where(mask(selection), v_anchor + change, v)
+    return v_anchor + change
+
+
 def algorithm_1(
     gradient: Gradient,
     x0: Tensor,
@@ -138,10 +160,7 @@ def algorithm_1(
         batch = next(anchors)  # 5
         v = gradient(x, batch)  # 6
         trace.queries += len(batch)
-        if isinstance(lengths, str):  # 7
-            n_j = int(inner_steps) if lengths == "fixed" else geometric(inner_steps, generator)
-        else:
-            n_j = lengths[j]
+        n_j = loop_length(lengths, inner_steps, j, generator)  # 7
         if n_j == 0:
             ends.append(x)
             continue
@@ -164,21 +183,10 @@ def algorithm_1(
                 selection = select(memory)
             batch = next(smalls)  # 10
             y = gradient(x, batch)
-            if reference == "previous":
-                y = y - gradient(x_previous, batch)
-            elif reference == "anchor":
-                y = y - gradient(x_anchor, batch)
+            if reference is not None:
+                y = y - gradient(x_previous if reference == "previous" else x_anchor, batch)
             trace.queries += len(batch) * density * (1 if reference is None else 2)
-            change = y if selection is None else rtop(selection, y, scaling == "unbiased")
-            if reference == "previous":
-                v = v + change  # 11
-            elif reference == "anchor" and scaling == "refresh":
-                assert selection is not None
-                v = torch.where(mask(selection), v_anchor + change, v)
-            elif reference == "anchor":
-                v = v_anchor + change
-            else:
-                v = change
+            v = new_estimate(reference, scaling, v, v_anchor, y, selection)  # 11
             moved = v
             if selection is not None:
                 memory = update_memory(memory, v, selection)  # 12

@@ -23,9 +23,7 @@ ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"results/([\w*/]+?)(?:\.json\b|`|\*)")
 NUMBER = re.compile(r"(?<![\w.,-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(e[-+]?\d+)?(?![\w]|\.\d)")
 # What stands before a number that is a setting or a place, not a measurement.
-SETTING = re.compile(
-    r"(lr|k1 =|k2 =|k =|k/d =|rank|torch|Python|python3 \(|Section|Theorem|alpha|decay)\s*$",
-)
+SETTING = re.compile(r"(lr|k1 =|k2 =|k =|k/d =|rank|torch|Python|python3 \(|Section|Theorem|alpha|decay)\s*$")
 
 
 @dataclass

@@ -9,21 +9,26 @@ import os
 import re
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import doc_numbers
 import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
-from spidersilk.lab.experiments import grid, pieces
-from spidersilk.lab.experiments import paper as reproduce
-from spidersilk.lab.report import collect, evidence, figures, page, tuned_page, verdicts
-from spidersilk.lab.report import html as report
-from spidersilk.lab.report.evidence import Chapter
-from spidersilk.lab.report.figures import Curve
+import spidersilk as silk
+from spidersilk.lab.experiments import grid
+from spidersilk.lab.experiments.paper import TABLE_1
+from spidersilk.lab.report import evidence, page, tuned_page
+from spidersilk.lab.run import collect
+from spidersilk.lab.run.curve import Curve
+from spidersilk.lab.tasks.models import convolutional
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -126,10 +131,12 @@ def test_the_page_is_what_its_command_makes_of_results() -> None:
     assert page.text(RESULTS) == held, f"results/ has changed: run `{page.COMMAND}`"
 
 
+@pytest.mark.slow
 def test_figures_are_made_from_the_files_alone(tmp_path: Path) -> None:
     made = page.write(RESULTS, tmp_path / "page.md", tmp_path / "figures").read_text()
     wanted = set(re.findall(r"\.\./results/([\w/]+\.png)", made))
-    assert wanted == {path.name for path in (tmp_path / "figures").iterdir()}
+    drawn = (tmp_path / "figures").rglob("*.png")
+    assert wanted == {path.relative_to(tmp_path / "figures").as_posix() for path in drawn}
     assert all((RESULTS / name).is_file() for name in wanted)
 
 
@@ -142,107 +149,6 @@ def test_a_page_without_results_says_so(tmp_path: Path) -> None:
     assert all(
         title in made for title in ("Figure 1, left", "all 8 runs (not run yet)", "Not tuned yet: image_cnn_mnist")
     )
-
-
-def curve(name: str, losses: list[float], status: str = "finished", step: float = 1.0, seed: int = 0) -> dict[str, Any]:
-    """A collected run of figure1 or table1 with these losses at 0, 1, 2 ... queries over N."""
-    parts = [part for key in ("figure1", "table1") for part in reproduce.experiments("paper")[key]]
-    config = next(c for part in parts for c in part.configs if c.name == name)
-    rows = [
-        {"queries": i * step, "seconds": float(i), "train_loss": x, "test_accuracy": 0.5} for i, x in enumerate(losses)
-    ]
-    settings = collect.pack(Curve("", rows, status, "", {"name": name, "budget": config.budget}))
-    told = {"label": config.label, "optimizer": config.optimizer, "seed": seed, "name": name, "budget": config.budget}
-    return settings | {"config": told, "name": name if seed == 0 else f"{name}-seed{seed}"}
-
-
-def chapter(folder: Path, *runs: dict[str, Any]) -> Chapter:
-    collect.save(pieces.path_of(folder, "figure1"), runs)
-    return next(c for c in evidence.chapters(folder) if c.key == "figure1-right")
-
-
-DENSE = [2.3, 1.0, 0.6, 0.4, 0.3]
-FAST = [2.3, 0.5, 0.25, 0.2, 0.15]
-SLOW = [2.3, 2.0, 1.5, 1.2, 0.9]
-
-
-def test_a_claim_is_reproduced_only_where_fewer_queries_are_needed(tmp_path: Path) -> None:
-    dense = curve("figure1-right-spiderboost", DENSE)
-    fast = chapter(tmp_path / "a", dense, curve("figure1-right-sparse-spiderboost", FAST))
-    assert verdicts.of(fast)[0].word == "reproduced"
-    assert (
-        "0.300 is reached by Algorithm 1 (sparse SpiderBoost) at 2.00 N and by SpiderBoost at 4.00 N"
-        in verdicts.of(fast)[0].why
-    )
-    slow = chapter(tmp_path / "b", dense, curve("figure1-right-sparse-spiderboost", SLOW))
-    assert verdicts.of(slow)[0].word == "not reproduced"
-    near = chapter(tmp_path / "f", dense, curve("figure1-right-sparse-spiderboost", DENSE, step=0.9))
-    assert verdicts.of(near)[0].word == "no clear difference"
-    alone = chapter(tmp_path / "c", dense)
-    assert verdicts.of(alone)[0].word == "not run yet"
-    printed = curve("figure1-right-sparse-spiderboost", [2.3, 9.0], "diverged", step=0.1)
-    rescued = chapter(tmp_path / "d", dense, printed, curve("figure1-right-sparse-svrg", FAST))
-    assert verdicts.of(rescued)[0].word == "reproduced only with SparseSVRG"
-    assert "diverged at 0.1 N" in verdicts.of(rescued)[0].why
-    lost = chapter(tmp_path / "e", dense, printed, curve("figure1-right-sparse-svrg", SLOW))
-    assert verdicts.of(lost)[0].word == "not reproduced"
-
-
-def test_slightly_worse_is_not_many_times_worse(tmp_path: Path) -> None:
-    made = chapter(tmp_path, curve("figure1-right-spiderboost", DENSE), curve("figure1-right-sgd", FAST),
-                   curve("figure1-right-sparse-svrg", [2.3, 1.0, 0.5, 0.3, 0.2]))  # fmt: skip
-    dense, sgd, between = (made.find(m) for m in ("spiderboost", "sgd", "sparse-svrg"))
-    assert verdicts.slightly_worse("", dense, sgd).word == "reproduced in direction, not in size"  # 4 N against 2 N
-    assert verdicts.slightly_worse("", dense, between).word == "reproduced"  # 4 N against 3 N
-    assert verdicts.slightly_worse("", sgd, dense).word == "not reproduced"
-
-
-def test_half_of_the_queries_is_counted_both_ways(tmp_path: Path) -> None:
-    bumpy = curve("figure1-right-spiderboost", [2.3, 1.0, 0.3, 0.5, 0.5], step=5.0)
-    made = chapter(tmp_path, bumpy, curve("figure1-right-sparse-svrg", FAST, step=6.0))
-    told = verdicts.half(made, made.find("spiderboost"), 0.5)
-    assert (told.target, told.ratio, told.strict) == (0.5, 6 / 20, 6 / 10)  # first below its final loss at 10 N, not 20
-    assert told.answer == "of all its queries yes, of those it needed no"
-    other = chapter(tmp_path, curve("figure1-right-sparse-svrg-refresh", FAST, step=4.0))
-    told = verdicts.half(other, other.find("spiderboost"), 0.5)
-    assert told.sparse is not None
-    assert (told.sparse.name, told.answer) == ("figure1-right-sparse-svrg-refresh", "yes")
-    # SparseSGD has a longer loop than the paper's, so however fast it is it does not count.
-    third = chapter(tmp_path, curve("figure1-right-sparse-sgd", FAST, step=0.1))
-    assert verdicts.half(third, third.find("spiderboost"), 0.5).sparse.name == "figure1-right-sparse-svrg-refresh"
-
-
-def test_a_dense_run_that_was_stopped_is_that_of_table_1_where_it_got_further(tmp_path: Path) -> None:
-    """To the figure's 50 N, not to the table's 150: its loss there is the target."""
-    early = curve("figure1-left-spiderboost", [2.3, 2.0], "stopped", step=10.0)
-    sparse = curve("figure1-left-sparse-svrg", [2.3, 1.0, 0.5, 0.1], "stopped", step=5.0)
-    collect.save(pieces.path_of(tmp_path, "figure1"), [early, sparse])
-    halves = {h.task: h for h in page.all_halves(evidence.chapters(tmp_path))}
-    left = halves["Figure 1, left: ResNet-18 on CIFAR-10"]
-    assert (left.dense.name, left.target, left.ratio) == ("figure1-left-spiderboost", 2.0, 0.5)
-    longer = curve("table1-resnet18-cifar10", [2.3, 1.0, 0.5, 0.2], step=25.0)
-    collect.save(pieces.path_of(tmp_path, "table1"), [longer])
-    left = {h.task: h for h in page.all_halves(evidence.chapters(tmp_path))}[left.task]
-    assert (left.dense.name, left.target, left.ratio) == ("table1-resnet18-cifar10", 0.5, 10 / 50)
-    collect.save(pieces.path_of(tmp_path / "only", "figure1"), [early, sparse])
-    other = curve("table1-resnet18-svhn", [2.3, 1.0, 0.5, 0.2], step=25.0)
-    collect.save(pieces.path_of(tmp_path / "only", "table1"), [other])
-    left = {h.task: h for h in page.all_halves(evidence.chapters(tmp_path / "only"))}[left.task]
-    assert left.dense.name == "figure1-left-spiderboost"
-
-
-def test_runs_cut_short_and_seeds_are_named(tmp_path: Path) -> None:
-    runs = [curve("figure1-right-spiderboost", DENSE, "stopped", step=1.825)]
-    runs += [curve("figure1-right-sgd", losses, step=5.0, seed=seed) for seed, losses in enumerate((FAST, DENSE, SLOW))]
-    made = chapter(tmp_path, *runs)
-    assert made.find("spiderboost").state() == "to 7.3 N of 20 N"
-    assert made.find("sgd").at(10, "train_loss") == 0.6  # the median of three seeds
-    assert made.find("sgd").cost(0.4, "train_loss") == 15.0
-    assert made.find("sgd").cost(0.2, "train_loss") is None
-    assert made.find("spiderboost").at(10, "train_loss") is None
-    text = page.text(tmp_path)
-    assert "`figure1-right-spiderboost` (to 7.3 N of 20 N)" in text
-    assert "Seeds 0; 0, 1, 2" in text
 
 
 # Table 1.
@@ -283,7 +189,7 @@ def test_what_is_a_bit_off_after_training_has_a_reading_that_is_not() -> None:
     far = []
     for run in json.loads((RESULTS / "paper" / "paper_table1.json").read_text())["runs"]:
         options, data = run["config"]["options"], run["summary"]["data"]
-        place, printed = (options["model"], data), reproduce.TABLE_1[options["model"], options["data"]][1]
+        place, printed = (options["model"], data), TABLE_1[options["model"], options["data"]][1]
         off = abs([e for e in run["curve"]["entropy"] if e is not None][-1] - printed)
         if off <= (0.9 if place[0] == "resnet18" else 1):  # ResNet-18 on CIFAR-10 is 0.99 off
             continue
@@ -302,6 +208,7 @@ def test_what_is_a_bit_off_after_training_has_a_reading_that_is_not() -> None:
     assert {model for model, _ in far} == {"fc", "cnn", "resnet18"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("SPIDERSILK_DATA" not in os.environ, reason="needs MNIST: set SPIDERSILK_DATA")
 def test_entropies_of_mnist_are_those_of_the_file(monkeypatch) -> None:
     made = _benchmark(monkeypatch, "entropy")
@@ -339,8 +246,8 @@ def tuned(folder: Path, final: dict[str, list[list[float]]], edge: str = "") -> 
     conditions = {"task": "logistic", "options": {"data": "w8a"}, "budget": 10.0, "seed": 0}
     record = {"conditions": conditions, "trials": 8, "final_budget": 30.0, "seeds": [1, 2], "target": 1e-3}
     record |= {"metric": "gap", "methods": methods, "runs": runs}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tune_logistic_w8a.json").write_text(json.dumps(record))
+    (folder / "tune").mkdir(parents=True, exist_ok=True)
+    (folder / "tune" / "tune_logistic_w8a.json").write_text(json.dumps(record))
     return tuned_page.text(folder)
 
 
@@ -363,27 +270,7 @@ def test_ratios_of_tuned_methods_come_from_their_curves(tmp_path: Path) -> None:
     assert "edge" not in lost.split("###")[1]
     assert "| sgd | none gets there | - | - | 2 |" in lost
     tuned_page.draw(tmp_path / "c", tmp_path)
-    assert (tmp_path / "tune_logistic_w8a.png").is_file()
-
-
-def test_seeds_of_a_method_have_one_colour_and_one_line_in_the_legend() -> None:
-    rows = [{"queries": float(i), "seconds": float(i), "loss": 1.0 / (1 + i)} for i in range(3)]
-    curves = [Curve(label, rows) for label in ("b", "b", "c")]
-    figure = figures.panels(curves, {"queries": "q", "seconds": "s"}, "loss", "l", "t", False, labels=["a", "b", "c"])
-    assert figure is not None
-    left, right = figure.axes
-    assert left.get_legend_handles_labels()[1] == ["b", "c"]
-    first, second, third = (line.get_color() for line in left.lines)
-    assert first == second != third
-    assert [line.get_color() for line in right.lines] == [first, second, third]
-    alone = figures.panels(curves[2:], {"queries": "q"}, "loss", "l", "t", False, labels=["a", "b", "c"])
-    assert alone is not None
-    assert alone.axes[0].lines[0].get_color() == third
-    assert figures.panels(curves, {"queries": "q"}, "gap", "l", "t", False) is None
-    apart = figures.plot(curves, "queries", "loss", "q", "l", "t", False)  # two runs that happen to be called alike
-    assert apart is not None
-    assert len({line.get_color() for line in apart.axes[0].lines}) == 3
-    assert apart.axes[0].get_legend_handles_labels()[1] == ["b", "b", "c"]
+    assert (tmp_path / "tune" / "tune_logistic_w8a.png").is_file()
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("tune/tune_*.json")), ids=lambda path: path.stem)
@@ -391,11 +278,11 @@ def test_costs_and_ratios_of_a_file_are_those_of_its_curves(path: Path) -> None:
     held = json.loads(path.read_text())
     seeds, medians = len(held["seeds"]), {}
     for method, told in held["methods"].items():
-        curves = tuned_page._finals(held, method)
+        curves = tuned_page.finals(held, method)
         assert len(curves) == len(told.get("each", [])), method
         if held["target"] is None or not curves:
             continue
-        costs = [report.cost_to_target(c, held["metric"], held["target"]) for c in curves]
+        costs = [c.cost(held["metric"], held["target"]) for c in curves]
         assert [None if c is None else pytest.approx(list(c), rel=1e-3) for c in costs] == told["each"], method
         medians[method] = [statistics.median(math.inf if c is None else c[i] for c in costs) for i in (0, 1)]
     whole = [m for m in grid.PLAIN if m in medians and len(held["methods"][m]["each"]) == seeds]
@@ -435,3 +322,86 @@ def test_the_ratios_that_the_guide_and_the_readme_lead_with() -> None:
     assert found is not None
     name = HEADLINES["ResNet-18, CIFAR-10, 4 N"]
     assert found.groups() == (_told(name, "sparse-adamw", "queries"), _told(name, "sparse-adamw", "seconds"))
+
+
+# What was tried on networks: a loop apart from the library, which has to take the library's steps.
+
+
+def test_the_loop_for_ideas_takes_the_steps_of_sparse_adamw(monkeypatch) -> None:
+    ideas = _benchmark(monkeypatch, "network_ideas")
+    net = ideas.Flat("cnn", torch.device("cpu"), seed=0)
+    torch.manual_seed(0)
+    model = convolutional()
+    optimizer = silk.SparseAdamW(model.parameters(), lr=0.002, k1=0.1)
+    base = ideas.Base("adamw", net.x)
+    start = net.x.clone()
+    chosen = torch.empty(0, dtype=torch.long)
+    for t in range(8):
+        x, y = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (20,))
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            loss = F.cross_entropy(model(x.float() / 255), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure, anchor=t % 4 == 0, samples=20)
+        gradient = net.gradient((x, y)).clone()
+        if t % 4 == 0:
+            chosen, _ = ideas.choose(gradient.abs(), "top", round(0.1 * len(net.x)))
+            base.step(gradient, slice(None), 0.002)
+        else:
+            base.step(gradient[chosen], chosen, 0.002)
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(net.x, flat, rtol=0, atol=1e-6)
+    assert (flat - start).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("scaling", ["unbiased", "refresh"])
+def test_the_loop_for_ideas_takes_the_steps_of_sparse_svrg(monkeypatch, scaling: str) -> None:
+    """From the same batches to the same loss, after as many queries; top coordinates alone: nothing is drawn."""
+    ideas = _benchmark(monkeypatch, "network_ideas")
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 256, (200, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    y = torch.randint(0, 10, (200,), generator=generator)
+    monkeypatch.setattr(ideas, "training_set", lambda *_: (x, y))
+    monkeypatch.setitem(ideas.SETS, "made", ideas.Case("cnn", "made", 1.5))
+    form = "rtop" if scaling == "unbiased" else "refresh"
+    made = ideas.Idea("sgd", form, pick="top", anchor=40, batch=10, loop=5, lr=0.2)
+    found = ideas.run("made", made, 3, torch.device("cpu"))
+
+    torch.manual_seed(3)
+    model = convolutional()
+    optimizer = silk.SparseSVRG(model.parameters(), lr=0.2, k1=0.1, k2=0, scaling=scaling, memory_decay=ideas.ALPHA)
+    take, t = ideas.batches(x, y, 3), 0
+    while optimizer.gradient_queries < 300:
+        batch = take(10 if t % 5 else 40)
+
+        def closure(batch: tuple[Tensor, Tensor] = batch) -> Tensor:
+            loss = F.cross_entropy(model(batch[0].float() / 255), batch[1])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure, anchor=t % 5 == 0, samples=len(batch[1]))
+        t += 1
+    with torch.no_grad():
+        wanted = float(F.cross_entropy(model(x.float() / 255), y))
+    assert found == pytest.approx(wanted, rel=1e-5)
+    still = ideas.run("made", replace(made, lr=0.0), 3, torch.device("cpu"))
+    assert abs(found - still) > 1e-3
+
+
+@pytest.mark.parametrize("pick", ["random", "importance"])
+def test_what_is_chosen_for_ideas_estimates_without_bias(monkeypatch, pick: str) -> None:
+    """The mean over draws of a coordinate's factor, 0 where it is not chosen, is 1 within 5 standard errors."""
+    ideas = _benchmark(monkeypatch, "network_ideas")
+    torch.manual_seed(0)
+    memory, draws = torch.rand(100) ** 40, 4000  # so uneven that some are sure to be chosen
+    total, squares = torch.zeros(100), torch.zeros(100)
+    for _ in range(draws):
+        chosen, scale = ideas.choose(memory, pick, 10)
+        total[chosen] += scale
+        squares[chosen] += scale**2
+    mean = total / draws
+    error = ((squares / draws - mean**2) / draws).clamp_min(1e-12).sqrt()
+    assert ((mean - 1).abs() <= 5 * error).all()
+    assert (error < 0.2).all()

@@ -1,1 +1,1 @@
-"""The data sets, found, checked and read."""
+"""The data sets: where their files are, whether they are whole, and how they are read."""

@@ -1,4 +1,4 @@
-"""Finds a data file, checks that it is whole, and downloads it where it is missing."""
+"""Find a data file, check that it is whole, and download it if it is missing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ _OPENERS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.decompress,
     ".bz2": bz2.decompress,
 }
-
-
-_UNREACHABLE: set[str] = set()  # addresses that failed in this process: not asked again for every run of a batch
+_UNREACHABLE: set[str] = set()  # addresses that failed in this process are not tried again for every run of a batch
 
 
 class DataError(RuntimeError):
@@ -35,10 +33,10 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True)
 class File:
-    """One file of a data set: `path` below the data folder, to which .gz, .xz or .bz2 may be added.
+    """One file of a data set: `path` below the data folder, possibly with .gz, .xz or .bz2 appended.
 
-    `sha256` is that of the content, decompressed, whatever the file's form; None where only the structure can be
-    checked. `member` names the file inside the archive at `url`; `archive_hash` is the archive's ("md5:..." or None).
+    `sha256` is the hash of the decompressed content; None where only the structure can be checked. `member` names the
+    file inside the archive at `url`; `archive_hash` is the archive's ("md5:..." or None).
     """
 
     path: str
@@ -49,20 +47,20 @@ class File:
 
 
 def cache_folder() -> Path:
-    """The user's cache: XDG_CACHE_HOME or the system's own place."""
+    """The user cache: below XDG_CACHE_HOME, or where the system keeps caches."""
     home = Path.home()
     usual = {"darwin": home / "Library" / "Caches", "win32": Path(os.environ.get("LOCALAPPDATA", home))}
     return Path(os.environ.get("XDG_CACHE_HOME") or usual.get(sys.platform, home / ".cache")) / "spidersilk" / "data"
 
 
 def search_folders(data_dir: Path | str | None) -> list[Path]:
-    """Where data is looked for, in this order: the folder given, SPIDERSILK_DATA, the user cache."""
-    given = [data_dir, os.environ.get("SPIDERSILK_DATA")]
-    return [*(Path(folder).expanduser() for folder in given if folder), cache_folder()]
+    """The folders that are searched, in this order: `data_dir`, SPIDERSILK_DATA, the user cache."""
+    named = [data_dir, os.environ.get("SPIDERSILK_DATA")]
+    return [*(Path(folder).expanduser() for folder in named if folder), cache_folder()]
 
 
 def locate(file: File, data_dir: Path | str | None) -> Path | None:
-    """The first place that has the file, in any of its forms."""
+    """The first path at which the file exists, plain or compressed."""
     for folder in search_folders(data_dir):
         for suffix in _OPENERS:
             path = folder / (file.path + suffix)
@@ -75,13 +73,13 @@ def locate(file: File, data_dir: Path | str | None) -> Path | None:
 
 
 def read(file: File, data_dir: Path | str | None = None) -> bytes:
-    """The content of the file, checked; downloaded into the cache if it is nowhere."""
+    """The checked content of the file; it is downloaded into the cache if no folder has it."""
     path = locate(file, data_dir)
     return read_checked(path, file.sha256) if path is not None else _download(file, data_dir)
 
 
 def read_checked(path: Path, sha256: str | None) -> bytes:
-    """Read and decompress a file; refuse it if it is cut short or altered."""
+    """Read and decompress a file; raise DataError if it is truncated or altered."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -102,15 +100,15 @@ def read_checked(path: Path, sha256: str | None) -> bytes:
 
 
 def _download(file: File, data_dir: Path | str | None) -> bytes:
-    looked = ", ".join(str(folder / file.path) for folder in search_folders(data_dir))
+    searched = ", ".join(str(folder / file.path) for folder in search_folders(data_dir))
     if file.url is None:
-        raise DataError(f"{file.path}: not found (looked for {looked}), and there is no address to get it from")
+        raise DataError(f"{file.path}: not found (looked for {searched}), and there is no address to get it from")
     remedy = f"get it from {file.url} and put it under the folder that SPIDERSILK_DATA or --data-dir names"
     cache = cache_folder()
     try:
         if file.url in _UNREACHABLE or os.environ.get("SPIDERSILK_OFFLINE"):
             raise ConnectionError
-        import pooch  # here, because a machine that has its data does without it
+        import pooch  # imported here: a machine that has its data does not need it
 
         pooch.get_logger().setLevel("WARNING")
         downloader: Any = pooch.HTTPDownloader(progressbar=_Bar())  # pyright: ignore[reportArgumentType]
@@ -118,7 +116,9 @@ def _download(file: File, data_dir: Path | str | None) -> bytes:
     except Exception as error:
         why = type(error).__name__
         _UNREACHABLE.add(file.url)
-        raise DataError(f"{file.path}: not found (looked for {looked}), nor to be had now ({why}): {remedy}") from error
+        raise DataError(
+            f"{file.path}: not found (looked for {searched}), nor to be had now ({why}): {remedy}"
+        ) from error
     content = Path(fetched).read_bytes()
     if file.member is not None:
         content = extract(content, file.member, file.url)
@@ -133,7 +133,7 @@ def _download(file: File, data_dir: Path | str | None) -> bytes:
 
 
 def extract(archive: bytes, member: str, name: str) -> bytes:
-    """One member of a tar or zip, read into memory: nothing of an archive is ever unpacked by the paths it names."""
+    """One member of a tar or zip archive, read into memory: nothing is unpacked to the paths that the archive names."""
     try:
         if zipfile.is_zipfile(io.BytesIO(archive)):
             with zipfile.ZipFile(io.BytesIO(archive)) as opened:
@@ -149,29 +149,21 @@ def extract(archive: bytes, member: str, name: str) -> bytes:
 
 
 class _Bar:
-    """pooch's idea of a progress bar, drawn by rich."""
+    """The progress bar interface of pooch, which sets `total`, drawn by rich."""
+
+    total = 0
 
     def __init__(self) -> None:
         columns = TextColumn("downloading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
         self._progress = Progress(*columns, transient=True)
         self._task = self._progress.add_task("", total=None)
-        self._total = 0
-
-    @property
-    def total(self) -> int:
-        return self._total
-
-    @total.setter
-    def total(self, value: int) -> None:
-        self._total = value
         self._progress.start()
-        self._progress.update(self._task, total=value)
 
     def update(self, amount: int) -> None:
-        self._progress.update(self._task, advance=amount)
+        self._progress.update(self._task, total=self.total, advance=amount)
 
     def reset(self) -> None:
-        self._progress.reset(self._task, total=self._total)
+        self._progress.reset(self._task, total=self.total)
 
     def close(self) -> None:
         self._progress.stop()

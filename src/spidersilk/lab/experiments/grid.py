@@ -3,13 +3,13 @@
 The centres are step sizes that did well in earlier runs of the task. The rounds, for any method:
 
 1. the centre, a quarter of it and four times it;
-2. where the best so far is the largest or the smallest step tried, two and four times further out, else half and twice;
-3. the method's own variants at the best step size: batch size for torch's optimizers (for logistic regression a
-   step size that falls by 1 / (1 + epoch) too), loop length, density or form for the others;
-4. the best of all with its step size halved and doubled, then by 1.4, then by 1.2, where that was not tried.
+2. two and four times further out if the best step is the largest or smallest so far, else half and twice the best;
+3. variants of the method at the best step size: batch size for torch's optimizers (for logistic regression also a
+   step size that falls by 1 / (1 + epoch)), loop length, density or form for the others;
+4. the best of all with its step size changed by a factor of 2, then 1.4, then 1.2, unless that was tried.
 
-A trial is a dictionary of a run's settings (`RunConfig`); "optimizer" may be among them, for a form of a method, and
-"decay" for the falling step size.
+A trial is a dictionary of a run's settings (`RunConfig`). It may name an "optimizer", which is a form of the method,
+and "decay" for the falling step size.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ CENTRES: dict[str, dict[str, float]] = {
     "logistic": {"sgd": 4.0, "momentum": 0.5, "adamw": 0.01, "svrg": 4.0, "spiderboost": 4.0,
                  "sparse-spiderboost": 1.0, "sparse-svrg": 8.0, "sparse-sgd": 4.0, "sparse-adamw": 0.01},
 }  # fmt: skip
-# Loop lengths to begin with, where they are not the task's own.
+# The first loop lengths, where they differ from the task's.
 LOOPS: dict[str, dict[str, int | str]] = {
     "image": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
     "language": {"sparse-svrg": "auto", "sparse-sgd": 20, "sparse-adamw": 20},
     "ranking": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
     "logistic": {"sparse-sgd": 50, "sparse-adamw": 50},
 }
-FRESH = ("sparse-sgd", "sparse-adamw")  # v is no difference, so that a large anchor buys nothing but a better choice
-FIRST, SECOND, VARIANTS = 3, 2, 3  # trials in each of the first three rounds
+FRESH = ("sparse-sgd", "sparse-adamw")  # v is no difference: a large anchor only improves the selection
+FIRST, SECOND = 3, 2  # trials in each of the first two rounds
 Settings = dict[str, Any]
 
 
 @dataclass
 class Trial:
-    """A setting that was tried, and what came of it: training loss at the budget, infinite if it diverged."""
+    """Settings that were tried, and the training loss at the budget: infinite if the run diverged."""
 
     settings: Settings
     loss: float = math.inf
@@ -58,21 +58,21 @@ class Trial:
 
 
 def start(task: str, method: str) -> Settings:
-    """The settings at the centre; a task or method that is not known starts from the task's own step size."""
-    own = RunConfig(task, method).completed().lr
-    centre = CENTRES.get(task, {}).get(method, own if own is not None else 0.1)
-    loops = LOOPS.get(task, {}).get(method)
-    made: Settings = {"lr": centre} if loops is None else {"lr": centre, "inner_steps": loops}
+    """The settings at the centre; an unknown task or method starts from the task's step size."""
+    defaults = RunConfig(task, method).completed()
+    settings: Settings = {"lr": CENTRES.get(task, {}).get(method, 0.1 if defaults.lr is None else defaults.lr)}
+    if method in LOOPS.get(task, {}):
+        settings["inner_steps"] = LOOPS[task][method]
     if method in FRESH:
-        made["anchor_batch_size"] = RunConfig(task, method).completed().batch_size
-    return made
+        settings["anchor_batch_size"] = defaults.batch_size
+    return settings
 
 
 def variants(task: str, method: str) -> list[Settings]:
-    """What else than the step size is tried for a method."""
-    made = replace(RunConfig(task, method), **start(task, method)).completed()
-    b = made.batch_size or 1
-    m = made.inner_steps if isinstance(made.inner_steps, int) else None
+    """What is tried for a method besides the step size."""
+    config = replace(RunConfig(task, method), **start(task, method)).completed()
+    b = config.batch_size or 1
+    m = config.inner_steps if isinstance(config.inner_steps, int) else None
     if method in PLAIN and task == "logistic":  # a fixed step ends at the noise of the gradient, far above 1e-5
         return [{"decay": True}, {"decay": True, "lr_factor": 4.0}, {"batch_size": 4 * b}]
     if method in PLAIN:
@@ -81,11 +81,8 @@ def variants(task: str, method: str) -> list[Settings]:
     if method in ("svrg", "spiderboost"):
         return [{"inner_steps": "auto"}, halved, {"batch_size": max(1, b // 4)}]
     if method == "sparse-spiderboost":
-        return [
-            {"inner_steps": "auto"},
-            {"k1": 0.1, "k2": 0.1} if task != "logistic" else {"k1": 0.2, "k2": 0.2},
-            halved,
-        ]
+        share = 0.1 if task != "logistic" else 0.2
+        return [{"inner_steps": "auto"}, {"k1": share, "k2": share}, halved]
     if method == "sparse-svrg":
         forms: list[Settings] = [{"optimizer": "sparse-svrg-selected"}, {"optimizer": "sparse-svrg-refresh"}]
         return [*forms, {"optimizer": "sparse-svrg-selected", "lr_factor": 4.0}]
@@ -98,33 +95,30 @@ def variants(task: str, method: str) -> list[Settings]:
 
 
 def of_run(settings: Settings, epochs: float) -> Settings:
-    """A trial's settings as those of a run that lasts so many epochs."""
-    own = {k: v for k, v in settings.items() if k != "decay"}
+    """The settings of the run of a trial that lasts so many epochs."""
+    run = {k: v for k, v in settings.items() if k != "decay"}
     if settings.get("decay"):
-        own["lr_milestones"] = {float(e): settings["lr"] / (1 + e) for e in range(1, math.ceil(epochs))}
-    return own
+        run["lr_milestones"] = {float(e): settings["lr"] / (1 + e) for e in range(1, math.ceil(epochs))}
+    return run
 
 
 def following(task: str, method: str, tried: list[Trial], allowed: int) -> list[Settings]:
-    """The next round's trials, at most `allowed` in all; none when there is nothing left to try."""
+    """The trials of the next round, at most `allowed` in all; none when nothing is left to try."""
     left = allowed - len(tried)
     if left <= 0:
         return []
-    first = start(task, method)
-    centre = first["lr"]
     if not tried:
-        return [{**first, "lr": centre * f} for f in (1.0, 0.25, 4.0)][:left]
+        first = start(task, method)
+        return [{**first, "lr": first["lr"] * f} for f in (1.0, 0.25, 4.0)][:left]
     best = min(tried, key=lambda t: t.loss)
     if len(tried) == FIRST:
         lowest, highest = (f(t.lr for t in tried) for f in (min, max))
         factors = (0.5, 0.25) if best.lr == lowest else (2.0, 4.0) if best.lr == highest else (0.5, 2.0)
         return [{**best.settings, "lr": best.lr * f} for f in factors][:left]
     if len(tried) == FIRST + SECOND:
-        made = []
-        for own in variants(task, method):
-            changed = {k: v for k, v in own.items() if k != "lr_factor"}
-            made.append({**best.settings, **changed, "lr": best.lr * own.get("lr_factor", 1.0)})
-        return made[:left] or _closer(best, tried)[:left]
+        new = [{**best.settings, **v, "lr": best.lr * v.get("lr_factor", 1.0)} for v in variants(task, method)]
+        new = [{k: v for k, v in settings.items() if k != "lr_factor"} for settings in new]
+        return new[:left] or _closer(best, tried)[:left]
     return _closer(best, tried)[:left]
 
 
@@ -143,9 +137,7 @@ def _same(a: Settings, b: Settings) -> bool:
 
 
 def at_edge(tried: list[Trial]) -> str:
-    """ "low" or "high" if the best step size is the smallest or largest that was tried with its settings, else "".
-
-    A trial of a variant has one step size of its own; for it those of the settings it was derived from count."""
+    """ "low" or "high" if the best step size is the smallest or largest of all that were tried, else ""."""
     best = min(tried, key=lambda t: t.loss)
     if not math.isfinite(best.loss):
         return ""

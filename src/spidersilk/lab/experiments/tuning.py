@@ -13,28 +13,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
-from rich.table import Table
 
 from spidersilk.lab.experiments.grid import METHODS, PLAIN, Settings, Trial, at_edge, following, of_run, start
-from spidersilk.lab.report import collect
-from spidersilk.lab.report import html as report
-from spidersilk.lab.report.figures import Curve
-from spidersilk.lab.run import batch
+from spidersilk.lab.run import batch, collect
 from spidersilk.lab.run.config import RunConfig
+from spidersilk.lab.run.curve import Curve, load_run, metric_of
+from spidersilk.lab.run.folder import FINISHED, Summary, write_atomically
 from spidersilk.lab.run.machine import machine, revision, versions
-from spidersilk.lab.run.runner import FINISHED, write_atomically
+from spidersilk.lab.run.team import team
 from spidersilk.lab.tasks import find
 
-LOOKS = 80  # evaluations of a final run; all of them are kept, so that costs to a target are as exact
-_PLACES = ("optimizer", "name", "label", "device", "data_dir", "eval_every", "checkpoint_every", "tensorboard")
+EVALUATIONS = 80  # of a final run; all are kept, so costs to a target are exact to 1/80 of the budget
+_LOCAL = ("optimizer", "name", "label", "device", "data_dir", "eval_every", "checkpoint_every", "tensorboard")
 _TUNED = ("lr", "batch_size", "anchor_batch_size", "inner_steps", "k1", "k2", "lr_milestones", "inner_lr_end")
+Record = dict[str, Any]
+"""What results/tune/tune_*.json holds of a tuning, or of one of its methods."""
 
 
 @dataclass
 class Tuning:
-    """What is to be tuned, and what is known so far; `save` writes it, `load` goes on with it."""
+    """What is tuned, and the trials and final runs so far. `save` writes it, `load` reads it to go on."""
 
     base: RunConfig
     methods: list[str]
@@ -44,270 +43,222 @@ class Tuning:
     seeds: int
     path: Path
     tried: dict[str, list[Trial]] = field(default_factory=dict)
-    finals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    dropped: dict[str, dict[str, Any]] = field(default_factory=dict)
+    finals: dict[str, collect.Packed] = field(default_factory=dict)
+    dropped: dict[str, Record] = field(default_factory=dict)
 
     @property
     def known(self) -> list[str]:
-        """The methods asked for, and those of earlier pieces."""
+        """The methods that are tuned now, and those that were tuned before."""
         return list(dict.fromkeys([*self.methods, *self.tried]))
 
+    # The file.
+
     def load(self) -> None:
-        """Take over the trials and final runs of an earlier piece, where they were made under the same conditions."""
+        """Read the trials and final runs of the file; raise ValueError if its conditions differ."""
         if not self.path.is_file():
             return
-        held = json.loads(self.path.read_text())
-        if held["conditions"] != self.conditions():
+        saved = json.loads(self.path.read_text())
+        if saved["conditions"] != self.conditions():
             raise ValueError(
-                f"{self.path} has trials under other conditions, {held['conditions']} and not {self.conditions()}: "
+                f"{self.path} has trials under other conditions, {saved['conditions']} and not {self.conditions()}: "
                 "move it away, or give another --to"
             )
-        for method, told in held["methods"].items():
-            trials = [Trial(t["settings"], _number(t["loss"]), t["status"]) for t in told["trials"]]
+        for method, record in saved["methods"].items():
+            trials = [Trial(t["settings"], _number(t["loss"]), t["status"]) for t in record["trials"]]
             if not trials or trials[0].settings == start(self.base.task, method):
                 self.tried[method] = trials
             else:
-                self.dropped[method] = told  # its trials are of another grid: kept in the file till it is tuned anew
-        self.finals = {run["name"]: run for run in held["runs"]}
-        if len(held["seeds"]) > self.seeds and self.finals:
-            many = len(held["seeds"])
-            raise ValueError(f"{self.path} has final runs of {many} seeds: give --seeds {many} or more")
-        if held["final_budget"] != self.final_budget and self.finals:
+                self.dropped[method] = record  # of another grid: kept in the file until the method is tuned again
+        self.finals = {run["name"]: run for run in saved["runs"]}
+        seeds, length = len(saved["seeds"]), saved["final_budget"]
+        if self.finals and seeds > self.seeds:
+            raise ValueError(f"{self.path} has final runs of {seeds} seeds: give --seeds {seeds} or more")
+        if self.finals and length != self.final_budget:
             raise ValueError(
-                f"{self.path} has final runs to {held['final_budget']:g} N and not {self.final_budget:g} N: "
+                f"{self.path} has final runs to {length:g} N and not {self.final_budget:g} N: "
                 "give another --name, or move it away"
             )
 
-    def conditions(self) -> dict[str, Any]:
-        own = {"task": self.base.task, "options": self.base.options, "budget": self.budget, "seed": self.base.seed}
-        usual, given = asdict(RunConfig(self.base.task, "sgd")), asdict(self.base)
-        return own | {k: v for k, v in given.items() if v != usual[k] and k not in {*own, *_PLACES}}
+    def conditions(self) -> Settings:
+        """What all trials have in common."""
+        main = {"task": self.base.task, "options": self.base.options, "budget": self.budget, "seed": self.base.seed}
+        defaults, settings = asdict(RunConfig(self.base.task, "sgd")), asdict(self.base)
+        return main | {k: v for k, v in settings.items() if v != defaults[k] and k not in {*main, *_LOCAL}}
 
     def folder(self, out: Path) -> Path:
-        """Of the runs: not one where runs of the same names lie that were made under other conditions."""
-        told = json.dumps([self.conditions(), self.final_budget], sort_keys=True)
-        return out / f"{self.path.stem}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        """The folder of the runs; runs under other conditions have another one."""
+        conditions = json.dumps([self.conditions(), self.final_budget], sort_keys=True)
+        return out / f"{self.path.stem}-{hashlib.sha256(conditions.encode()).hexdigest()[:8]}"
 
     def save(self, command: str) -> None:
-        table = self.results()
-        methods = {method: told for method, told in self.dropped.items() if method not in self.tried}
-        for method, tried in self.tried.items():
-            best = self.best(method)
-            methods[method] = {
-                "trials": [{"settings": t.settings, "loss": _finite(t.loss), "status": t.status} for t in tried],
-                "best": None if best is None else best.settings,
-                "loss": None if best is None else _finite(best.loss),
-                "edge": at_edge(tried) if tried else "",
-                **table.get(method, {}),
-            }
-        device = torch.device("cuda" if torch.cuda.is_available() and self.base.device != "cpu" else "cpu")
+        costs = self.costs()
+        unchanged = {method: record for method, record in self.dropped.items() if method not in self.tried}
+        methods = unchanged | {m: self._record(m) | costs.get(m, {}) for m in self.tried}
         record = {
             "command": command,
             "conditions": self.conditions(),
             "trials": self.trials,
             "final_budget": self.final_budget,
             "seeds": list(range(1, self.seeds + 1)),
-            "target": _finite(self.target()),
+            "target": _rounded(self.target()),
             "metric": self.metric(),
             "versions": {**versions(), "revision": revision()},
-            "machine": machine(device),
+            "machine": machine(team().device(self.base.device)),
             "methods": methods,
         }
-        current = {c.name for c in self.final_runs(self.known)}  # others are of settings that are no longer the best
-        current |= {name for name in self.finals if self._method_of(name) in self.dropped.keys() - self.tried.keys()}
+        current = {c.name for c in self.final_runs(self.known)}  # without runs of settings that are no longer the best
+        current |= {name for name in self.finals if self._method_of(name) in unchanged}
         runs = ",\n".join(json.dumps(self.finals[name]) for name in sorted(current & self.finals.keys()))
         text = json.dumps(record, indent=1)[:-2] + f',\n "runs": [\n{runs}\n]\n}}\n'
-        if self.path.is_file() and _same_figures(json.loads(self.path.read_text()), json.loads(text)):
-            return  # who looks again has not made it
+        if self.path.is_file() and _same_results(json.loads(self.path.read_text()), json.loads(text)):
+            return  # nothing changed: keep the original provenance
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, text.encode())
 
-    def _method_of(self, name: str) -> str:
-        """Of a run with this name, which begins with it."""
-        named = [m for m in {*self.known, *self.dropped} if name.startswith(f"{m}-")]
-        return max(named, key=len, default="")
+    def _record(self, method: str) -> Record:
+        tried, best = self.tried[method], self.best(method)
+        return {
+            "trials": [{"settings": t.settings, "loss": _rounded(t.loss), "status": t.status} for t in tried],
+            "best": None if best is None else best.settings,
+            "loss": None if best is None else _rounded(best.loss),
+            "edge": at_edge(tried) if tried else "",
+        }
 
-    # Trials.
+    def _method_of(self, run: str) -> str:
+        """The method of a run: the longest name with which the run's name begins."""
+        return max((m for m in {*self.known, *self.dropped} if run.startswith(f"{m}-")), key=len, default="")
+
+    # The plan.
 
     def best(self, method: str) -> Trial | None:
-        tried = self.tried.get(method, [])
-        best = min(tried, key=lambda t: t.loss, default=None)
+        best = min(self.tried.get(method, []), key=lambda t: t.loss, default=None)
         return best if best is not None and math.isfinite(best.loss) else None
 
     def next_round(self) -> list[tuple[str, Settings, RunConfig]]:
         """The trials of every method's next round."""
-        made = []
+        trials = []
         for method in self.methods:
             new = following(self.base.task, method, self.tried.get(method, []), self.trials)
-            made += [(method, s, self._config(method, s, self.budget, self.base.seed)) for s in new]
-        return made
-
-    def _config(self, method: str, settings: Settings, budget: float, seed: int, looks: int = 1) -> RunConfig:
-        own = {"optimizer": method, **of_run(settings, self.final_budget)}
-        if find(self.base.task).settings.get("inner_lr_end") is not None:
-            own["inner_lr_end"] = settings["lr"]  # no line of step sizes inside a loop
-        told = "-".join(f"{k}{v:.6g}" if isinstance(v, float) else f"{k}{v}" for k, v in sorted(settings.items()))
-        name = re.sub(r"[^\w.+-]", "", f"{method}-{told}-to{budget:g}-seed{seed}")
-        label = f"{method}, lr {settings['lr']:.3g}"
-        return replace(
-            self.base, **own, name=name, budget=budget, seed=seed, eval_every=budget / looks, label=label,
-            checkpoint_every=1e9,
-        )  # fmt: skip
-
-    # The best of each, over seeds.
+            trials += [(method, s, self._config(method, s, self.budget, self.base.seed)) for s in new]
+        return trials
 
     def final_runs(self, methods: Iterable[str]) -> list[RunConfig]:
-        """Every method's best settings for each seed; seeds from 1, as the trials had 0."""
-        made = []
-        for seed in range(1, self.seeds + 1):
-            for method in methods:
-                best = self.best(method)
-                if best is not None:
-                    own = best.settings, self.final_budget, self.base.seed + seed
-                    made.append(self._config(method, *own, looks=LOOKS))
-        return made
+        """Each method's best settings, once for each seed; the trials had seed 0, so these start at 1."""
+        seeds = range(self.base.seed + 1, self.base.seed + self.seeds + 1)
+        bests = [(method, self.best(method)) for method in methods]
+        return [
+            self._config(method, best.settings, self.final_budget, seed, EVALUATIONS)
+            for seed in seeds for method, best in bests if best is not None
+        ]  # fmt: skip
+
+    def _config(self, method: str, settings: Settings, budget: float, seed: int, evaluations: int = 1) -> RunConfig:
+        run = {"optimizer": method, **of_run(settings, self.final_budget)}
+        if find(self.base.task).settings.get("inner_lr_end") is not None:
+            run["inner_lr_end"] = settings["lr"]  # a constant step size inside a loop
+        words = "-".join(f"{k}{v:.6g}" if isinstance(v, float) else f"{k}{v}" for k, v in sorted(settings.items()))
+        run |= {"name": re.sub(r"[^\w.+-]", "", f"{method}-{words}-to{budget:g}-seed{seed}"), "seed": seed}
+        run |= {"label": f"{method}, lr {settings['lr']:.3g}", "checkpoint_every": 1e9}
+        return replace(self.base, **run, budget=budget, eval_every=budget / evaluations)
+
+    # Costs to the target.
 
     def curves(self, method: str) -> list[Curve]:
+        """The final runs of a method with its best settings."""
         wanted = self.final_runs([method])
         return [collect.unpack(self.finals[c.name]) for c in wanted if collect.is_done(c, self.finals)]
 
     def metric(self) -> str:
-        return report.metric_of([c for method in self.known for c in self.curves(method)])
+        return metric_of(c for method in self.known for c in self.curves(method))
 
     def target(self) -> float:
-        """The lowest loss that every seed of a plain method reached: of the one where that is lowest."""
+        """The lowest loss that every seed of a plain method reached: of the method where that is lowest."""
         metric = self.metric()
-        worst = [
-            max(_lowest(curve, metric) for curve in curves)
-            for curves in (self.curves(m) for m in self.known if m in PLAIN)
-            if len(curves) == self.seeds
-        ]
+        plain = [self.curves(method) for method in self.known if method in PLAIN]
+        worst = [max(_lowest(c, metric) for c in curves) for curves in plain if len(curves) == self.seeds]
         return min(worst, default=math.inf)
 
-    def results(self) -> dict[str, dict[str, Any]]:
+    def costs(self) -> dict[str, Record]:
         """Medians over seeds of queries and seconds to the target, and their ratios to the best plain method's."""
         target, metric = self.target(), self.metric()
-        told: dict[str, dict[str, Any]] = {}
+        records: dict[str, Record] = {}
         for method in self.known:
             curves = self.curves(method)
             if not curves:
                 continue
             known = math.isfinite(target)  # not before one plain method has all its seeds
-            costs = [report.cost_to_target(c, metric, target) if known else None for c in curves]
+            costs = [c.cost(metric, target) if known else None for c in curves]
             medians = [statistics.median(math.inf if c is None else c[i] for c in costs) for i in (0, 1)]
-            told[method] = {
+            records[method] = {
                 "queries": medians[0],
                 "seconds": medians[1],
                 "each": [None if c is None else [round(c[0], 4), round(c[1], 3)] for c in costs],
-                "lowest": [_finite(_lowest(c, metric)) for c in curves],
+                "lowest": [_rounded(_lowest(c, metric)) for c in curves],
                 "diverged": sum(c.status == "diverged" for c in curves),
             }
+        whole = [records[m] for m in PLAIN if m in records and len(records[m]["each"]) == self.seeds]
         for unit in ("queries", "seconds"):
-            whole = [m for m in PLAIN if m in told and len(told[m]["each"]) == self.seeds]
-            base = min((told[m][unit] for m in whole), default=math.inf)
-            for cells in told.values():
-                cells[f"{unit}_ratio"] = _finite(cells[unit] / base if 0 < base < math.inf else math.inf)
-                cells[unit] = _finite(cells[unit])
-        return told
-
-    # What is printed.
-
-    def tables(self) -> Iterable[Table]:
-        shown = Table(
-            "method", "trials", "best settings", "loss", "edge of what was tried", title=f"at {self.budget:g} N"
-        )
-        for method in self.known:
-            tried, best = self.tried.get(method, []), self.best(method)
-            text = (
-                ""
-                if best is None
-                else ", ".join(f"{k} {v:.3g}" if k == "lr" else f"{k} {v}" for k, v in best.settings.items())
-            )
-            loss = "diverged" if best is None and tried else "" if best is None else f"{best.loss:.4g}"
-            shown.add_row(method, str(len(tried)), text, loss, at_edge(tried) if tried else "")
-        yield shown
-        results = self.results()
-        if not results:
-            return
-        title = f"cost to {report.words(self.metric())} {self.target():.4g}, medians of {self.seeds} seeds"
-        if math.isinf(self.target()):
-            title = "no target yet: no plain method has all its seeds"
-        shown = Table("method", "queries / N", "ratio", "seconds", "ratio", "lowest", title=title)
-        for method, told in results.items():
-            cells = [f"{told[k]:.3g}" if told[k] is not None else "not reached" if k == "queries" else ""
-                     for k in ("queries", "queries_ratio", "seconds", "seconds_ratio")]  # fmt: skip
-            lowest = [x for x in told["lowest"] if x is not None]
-            shown.add_row(method, *cells, f"{statistics.median(lowest):.4g}" if lowest else "")
-        yield shown
+            base = min((record[unit] for record in whole), default=math.inf)
+            for record in records.values():
+                record[f"{unit}_ratio"] = _rounded(record[unit] / base if 0 < base < math.inf else math.inf)
+        return {m: r | {unit: _rounded(r[unit]) for unit in ("queries", "seconds")} for m, r in records.items()}
 
 
 def tune(
     tuning: Tuning, folder: Path, console: Console, *, jobs: int, resume: bool, command: str, time_limit: float | None
 ) -> bool:
-    """All trials, round by round, then the final runs; whether everything was done before the time was over."""
+    """All trials, round by round, then the final runs; returns whether all were done within the time limit."""
     if resume:
         tuning.load()
         if tuning.dropped:
-            console.print(f"trials of another grid, made anew: {', '.join(tuning.dropped)}")
+            console.print(f"trials of another grid, to be repeated: {', '.join(tuning.dropped)}")
     elif tuning.path.is_file():
         raise ValueError(f"{tuning.path} is there already: give --resume to go on with it, or another --to")
+    until = None if time_limit is None else time.time() + time_limit
     with batch.Pool() as pool:
-        return _tune(tuning, folder, console, jobs, command, time_limit, pool)
 
+        def do(configs: list[RunConfig], title: str) -> list[Summary]:
+            console.print(f"{title}: {len(configs)} runs")
+            left = None if until is None else max(0.0, until - time.time())
+            return batch.run_all(
+                configs, folder, jobs=jobs, resume=True, console=console, time_limit=left, pool=pool
+            )  # fmt: skip
 
-def _tune(
-    tuning: Tuning, folder: Path, console: Console, jobs: int, command: str, time_limit: float | None, pool: batch.Pool
-) -> bool:
-    until = math.inf if time_limit is None else time.time() + time_limit
-
-    def do(configs: list[RunConfig], told: str) -> list[dict[str, Any]]:
-        console.print(f"{told}: {len(configs)} runs")
-        left = None if time_limit is None else max(0.0, until - time.time())
-        limits: dict[str, Any] = {"time_limit": left, "pool": pool}
-        return batch.run_all(configs, folder, jobs=jobs, resume=True, console=console, **limits)
-
-    number = 1
-    while todo := tuning.next_round():
-        summaries = do([config for *_, config in todo], f"round {number}")
-        failed = [s["reason"] for s in summaries if s["status"] == "failed"]
-        if failed:
-            raise ValueError(f"a trial could not be run: {failed[0]}")
-        if any(s["status"] not in FINISHED for s in summaries):
-            return _end(tuning, console, command, whole=False)
-        for (method, settings, _), summary in zip(todo, summaries, strict=True):
-            last = summary["last"] if summary["status"] == "finished" else {}
-            loss = last.get("gap", last.get("train_loss", math.inf))  # near the optimum losses look alike
-            trial = Trial(settings, _number(_finite(loss)), summary["status"])  # as it is in the file
-            tuning.tried.setdefault(method, []).append(trial)
-        tuning.save(command)
-        number += 1
-    todo = [c for c in tuning.final_runs(tuning.methods) if not collect.is_done(c, tuning.finals)]
-    summaries = do(todo, "the best of each") if todo else []
-    for config, summary in zip(todo, summaries, strict=True):
-        if summary["status"] in FINISHED:
-            packed = collect.pack(report.load_run(folder / config.name), 2 * LOOKS)
-            tuning.finals[packed["name"]] = packed
-    return _end(tuning, console, command, all(s["status"] in FINISHED for s in summaries))
-
-
-def _end(tuning: Tuning, console: Console, command: str, whole: bool) -> bool:
+        number = 1
+        while trials := tuning.next_round():
+            summaries = do([config for *_, config in trials], f"round {number}")
+            if not _add_trials(tuning, trials, summaries):
+                tuning.save(command)
+                return False
+            tuning.save(command)
+            number += 1
+        todo = [c for c in tuning.final_runs(tuning.methods) if not collect.is_done(c, tuning.finals)]
+        summaries = do(todo, "the best of each") if todo else []
+    done = [c for c, summary in zip(todo, summaries, strict=True) if summary["status"] in FINISHED]
+    tuning.finals |= {c.name: collect.pack(load_run(folder / c.name), 2 * EVALUATIONS) for c in done}
     tuning.save(command)
-    for table in tuning.tables():
-        console.print(table)
-    edges = [f"{m} ({at_edge(t)})" for m, t in tuning.tried.items() if t and at_edge(t)]
-    if edges:
-        console.print(
-            f"the best step size is at the edge of what was tried: {', '.join(edges)}; more --trials would tell"
-        )
-    console.print(f"{'all' if whole else 'not all'} runs were done; {tuning.path}")
-    return whole
+    return len(done) == len(todo)
+
+
+def _add_trials(tuning: Tuning, trials: list[tuple[str, Settings, RunConfig]], summaries: list[Summary]) -> bool:
+    """Add a round of trials, if all of its runs came to an end."""
+    failed = [s["reason"] for s in summaries if s["status"] == "failed"]
+    if failed:
+        raise ValueError(f"a trial could not be run: {failed[0]}")
+    if any(s["status"] not in FINISHED for s in summaries):
+        return False
+    for (method, settings, _), summary in zip(trials, summaries, strict=True):
+        last = summary["last"] if summary["status"] == "finished" else {}
+        loss = last.get("gap", last.get("train_loss", math.inf))  # near the optimum, losses differ too little
+        trial = Trial(settings, _number(_rounded(loss)), summary["status"])  # rounded as in the file
+        tuning.tried.setdefault(method, []).append(trial)
+    return True
 
 
 def check_settings(base: RunConfig) -> None:
-    """Refuse to fix what is to be tuned."""
-    usual = RunConfig(base.task, "sgd")
+    """Refuse a fixed value for a setting that is tuned."""
+    defaults = RunConfig(base.task, "sgd")
     for name in _TUNED:
-        if getattr(base, name) != getattr(usual, name):
+        if getattr(base, name) != getattr(defaults, name):
             raise ValueError(f"{name} is among what is tuned: it cannot be set (`spidersilk run` takes it)")
 
 
@@ -322,18 +273,17 @@ def methods_of(text: str) -> list[str]:
 
 
 def _lowest(curve: Curve, metric: str) -> float:
-    values = [row[metric] for row in curve.rows if metric in row]
-    return min(values, default=math.inf) if curve.status == "finished" else math.inf
+    return _number(curve.lowest(metric)) if curve.status == "finished" else math.inf
 
 
-def _same_figures(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether two files differ in nothing but who made them."""
-    own = ("command", "versions", "machine")
-    return {k: v for k, v in a.items() if k not in own} == {k: v for k, v in b.items() if k not in own}
+def _same_results(a: Record, b: Record) -> bool:
+    """Whether two files differ in their provenance only."""
+    provenance = ("command", "versions", "machine")
+    return {k: v for k, v in a.items() if k not in provenance} == {k: v for k, v in b.items() if k not in provenance}
 
 
-def _finite(value: float) -> float | None:
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def _rounded(value: float) -> float | None:
+    return collect.plain(value, 6)
 
 
 def _number(value: float | None) -> float:

@@ -1,1 +1,1 @@
-"""What runs showed: verdicts, figures and pages."""
+"""What runs showed: the engine of verdicts, figures, and the pages that are made with them."""

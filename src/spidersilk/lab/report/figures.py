@@ -1,50 +1,23 @@
-"""Curves of runs as SVG text for the report, and as PNG beside it."""
+"""Curves of runs as SVG text for the HTML report, and as PNG files."""
 
 from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spidersilk.lab.run.curve import Curve
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK = "#010203"  # replaced by the page's own text colour, so that a figure follows dark mode
-_COLOURS = [
-    "#3b7dd8",
-    "#e07b39",
-    "#3aa35c",
-    "#c94f7c",
-    "#8c6bd1",
-    "#8a8d3a",
-    "#2aa7b0",
-    "#a5663f",
-    "#7f8790",
-    "#d1a93b",
-]
-
-
-@dataclass
-class Curve:
-    """A run's metrics by name, one list each, and what it is called."""
-
-    label: str
-    rows: list[dict[str, Any]]
-    status: str = "finished"
-    reason: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
-    summary: dict[str, Any] = field(default_factory=dict)
-
-    def series(self, x: str, y: str) -> tuple[list[float], list[float]]:
-        rows = [row for row in self.rows if x in row and y in row and row[y] == row[y]]
-        return [row[x] for row in rows], [row[y] for row in rows]
-
-
-def plot(curves: list[Curve], x: str, y: str, x_label: str, y_label: str, title: str, log: bool) -> Figure | None:
-    """Lines of y over x, one for each run, each with a colour of its own; None if no run has them."""
-    return panels(curves, {x: x_label}, y, y_label, title, log)
+QUERIES = {"queries": "gradient queries / N"}
+_INK = "#010203"  # replaced by the page's text colour, so that a figure follows dark mode
+_INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_COLOURS = ["#3b7dd8", "#e07b39", "#3aa35c", "#c94f7c", "#8c6bd1", "#8a8d3a", "#2aa7b0", "#a5663f", "#7f8790",
+            "#d1a93b"]  # fmt: skip
 
 
 def panels(
@@ -56,11 +29,13 @@ def panels(
     log: bool,
     labels: list[str] | None = None,
 ) -> Figure | None:
-    """The same lines over several things side by side, each with its words. Runs with the same label have the colour of
-    its place in `labels`, and one line in the legend; without `labels` each run is for itself."""
+    """y over each of `xs` (with the label of its axis), side by side; None if no run has these metrics.
+
+    With `labels`, runs with one label share a colour, by its place in `labels`, and a line in the legend. Without,
+    no two runs do.
+    """
     plt = _pyplot()
-    with plt.rc_context({"text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "xtick.color": _INK,
-                         "ytick.color": _INK, "svg.fonttype": "none", "font.size": 10}):  # fmt: skip
+    with plt.rc_context(dict.fromkeys(_INKED, _INK) | {"svg.fonttype": "none", "font.size": 10}):
         size = (6, 3.8) if len(xs) == 1 else (4.6 * len(xs), 3.8)
         figure, grid = plt.subplots(1, len(xs), figsize=size, layout="constrained", sharey=True, squeeze=False)
         figure.patch.set_alpha(0)
@@ -83,32 +58,29 @@ def panels(
         return figure
 
 
-def _draw(axes: Any, curves: list[Curve], labels: list[str] | None, x: str, y: str, log: bool) -> int:
-    """How many lines there were to draw."""
-    drawn, named = 0, set()
-    width = 1.8 if labels is None else 1.1
+def _draw(axes: Axes, curves: list[Curve], labels: list[str] | None, x: str, y: str, log: bool) -> int:
+    """Draw the lines; returns how many there are. A cross ends a run that diverged."""
+    drawn: list[str] = []
     for place, curve in enumerate(curves):
         number = place if labels is None else labels.index(curve.label)
-        xs, ys = curve.series(x, y)
-        if log:
-            xs, ys = [a for a, b in zip(xs, ys, strict=True) if b > 0], [b for b in ys if b > 0]
-        if not xs:
+        points = [(a, b) for a, b in zip(*curve.series(x, y), strict=True) if b > 0 or not log]
+        if not points:
             continue
         colour, style = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else "--"
-        label = None if labels is not None and curve.label in named else curve.label
-        axes.plot(xs, ys, style, color=colour, label=label, linewidth=width)
+        label = None if labels is not None and curve.label in drawn else curve.label
+        axes.plot(
+            *zip(*points, strict=True), style, color=colour, label=label, linewidth=1.8 if labels is None else 1.1
+        )
         if curve.status == "diverged":
-            axes.plot(xs[-1:], ys[-1:], "x", color=colour, markersize=9)
-        named.add(curve.label)
-        drawn += 1
-    return drawn
+            axes.plot(*points[-1], "x", color=colour, markersize=9)
+        drawn.append(curve.label)
+    return len(drawn)
 
 
 def svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element that takes its text colour from the page; `name` keeps its ids apart."""
+    """The figure as an <svg> element with the page's text colour; `name` keeps its ids distinct."""
     buffer = io.StringIO()
-    plt = _pyplot()
-    with plt.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+    with _pyplot().rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
@@ -116,12 +88,13 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def png(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, facecolor="white")
     _pyplot().close(figure)
 
 
 def _pyplot() -> Any:
-    """Imported when something is drawn: runs can be done on a machine without matplotlib."""
+    """Imported when something is drawn: runs do not need matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""One self-contained HTML page for a set of runs: curves, a table of costs to a common target, configs, machine."""
+"""One self-contained HTML page for a set of runs: verdicts, curves, costs to a common target, configs, machine."""
 
 from __future__ import annotations
 
@@ -9,51 +9,47 @@ from pathlib import Path
 
 import yaml
 
-from spidersilk.lab.report.figures import Curve, plot, png, svg
-from spidersilk.lab.run.runner import write_atomically
+from spidersilk.lab.report import entropy_page, verdicts
+from spidersilk.lab.report.evidence import Chapter
+from spidersilk.lab.report.figures import QUERIES, panels, png, svg
+from spidersilk.lab.report.render import render
+from spidersilk.lab.report.verdicts import Verdict
+from spidersilk.lab.run.curve import Curve, common_target, metric_of, words
+from spidersilk.lab.run.folder import write_atomically
 
-
-@dataclass
-class Claim:
-    """What the paper says, what was measured here, and a plain verdict."""
-
-    paper: str
-    ours: str
-    verdict: str
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, head and rows."""
+_COUNTERS = ("queries", "samples", "updates", "seconds", "train_loss", "gap", "v_norm", "entropy")
 
 
 @dataclass
 class Section:
-    """Runs that belong in the same figures."""
+    """Runs that belong in the same figures. `rivals`: whether their costs to a common target are compared."""
 
     title: str
     curves: list[Curve]
     note: str = ""
-    claims: list[Claim] = field(default_factory=list)
-    tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
-    metric: str = "train_loss"
-    rivals: bool = True  # whether their costs to a common target can be compared
+    verdicts: list[Verdict] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    rivals: bool = True
+
+    @property
+    def metric(self) -> str:
+        return metric_of(self.curves)
+
+    def all_tables(self) -> list[Table]:
+        made = [*self.tables, *([target_table(self)] if self.rivals and self.curves else []), _last_values(self.curves)]
+        return [table for table in made if table[2]]
 
 
-def load_run(folder: Path) -> Curve:
-    """What a run's folder holds, finished or not."""
-    config = folder / "config.yaml"
-    if not config.is_file():
-        raise ValueError(f"{folder}: not a run (it has no config.yaml)")
-    settings = yaml.safe_load(config.read_text())
-    lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").is_file() else []
-    summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").is_file() else {}
-    label = settings.get("label") or settings["optimizer"]
-    if settings.get("seed"):
-        label += f", seed {settings['seed']}"
-    return Curve(
-        label,
-        [json.loads(line) for line in lines],
-        summary.get("status", "unfinished"),
-        summary.get("reason", ""),
-        settings,
-        summary,
-    )
+def section_of(chapter: Chapter) -> Section:
+    """A table or figure of the paper: its curves, and the verdicts on claims whose runs are there."""
+    curves = [curve for group in chapter.present for curve in group.curves]
+    judged = [verdict for verdict in verdicts.of(chapter) if verdict.word != verdicts.NOT_RUN]
+    if chapter.experiment != "table1":
+        return Section(chapter.title, curves, chapter.part.note, judged)
+    entropy = [("Entropy of the memory, bits", entropy_page.HEAD, entropy_page.rows(chapter))]
+    return Section(chapter.title, curves, chapter.part.note, judged, entropy, rivals=False)
 
 
 def sections_of(curves: list[Curve]) -> list[Section]:
@@ -63,97 +59,74 @@ def sections_of(curves: list[Curve]) -> list[Section]:
         options = ", ".join(f"{k} {v}" for k, v in curve.config["options"].items() if v is not None)
         name = curve.summary.get("data") or curve.config["task"]
         groups.setdefault(f"{curve.config['task']}: {name}" + (f" ({options})" if options else ""), []).append(curve)
-    return [Section(title, group, metric=metric_of(group)) for title, group in groups.items()]
+    return [Section(title, group) for title, group in groups.items()]
 
 
-def metric_of(curves: list[Curve]) -> str:
-    return "gap" if any("gap" in row for curve in curves for row in curve.rows) else "train_loss"
-
-
-def cost_to_target(curve: Curve, metric: str, target: float) -> tuple[float, float] | None:
-    """Queries over N and seconds when the metric first was at most the target; None if never."""
-    for row in curve.rows:
-        if row.get(metric, math.inf) <= target:
-            return row["queries"], row["seconds"]
-    return None
-
-
-def common_target(curves: list[Curve], metric: str) -> float:
-    """The best value that every run which did not diverge reached: the worst of their bests."""
-    bests = [
-        min((row[metric] for row in c.rows if metric in row), default=math.inf)
-        for c in curves
-        if c.status != "diverged"
-    ]
-    finite = [b for b in bests if math.isfinite(b)]
-    return max(finite) if finite else math.inf
-
-
-def target_table(section: Section) -> tuple[str, list[str], list[list[str]]]:
-    """Cost of each run to the common target, with ratios to the first that reached it."""
+def target_table(section: Section) -> Table:
+    """The cost of each run to the common target, with ratios to the first that reached it."""
     metric = section.metric
     target = common_target(section.curves, metric)
-    costs = [cost_to_target(curve, metric, target) for curve in section.curves]
-    base = next((c for c in costs if c is not None), None)
+    costs = [curve.cost(metric, target) for curve in section.curves]
+    base = next((c for c in costs if c is not None), (0.0, 0.0))
     rows = []
     for curve, cost in zip(section.curves, costs, strict=True):
-        last = next((row[metric] for row in reversed(curve.rows) if metric in row), math.nan)
-        cells = [curve.label, curve.status, f"{last:.4g}"]
-        if cost is None or base is None:
-            cells += ["not reached", "", "", ""]
-        else:
-            cells += [f"{cost[0]:.2f}", ratio(cost[0], base[0]), f"{cost[1]:.1f}", ratio(cost[1], base[1])]
-        rows.append(cells)
+        last = curve.last(metric)
+        cells = [curve.label, curve.status, f"{math.nan if last is None else last:.4g}"]
+        if cost is None:
+            rows.append([*cells, "not reached", "", "", ""])
+            continue
+        ratios = [f"{value / first:.2f}" if first > 0 else "" for value, first in zip(cost, base, strict=True)]
+        rows.append([*cells, f"{cost[0]:.2f}", ratios[0], f"{cost[1]:.1f}", ratios[1]])
     head = ["run", "status", f"last {words(metric)}", "queries / N", "ratio", "seconds", "ratio"]
     return f"Cost to {words(metric)} {target:.4g}", head, rows
 
 
-def ratio(value: float, base: float) -> str:
-    return f"{value / base:.2f}" if base > 0 else ""
-
-
-def words(metric: str) -> str:
-    return {"gap": "f - f*", "train_loss": "training loss"}.get(metric, metric.replace("_", " "))
+def _last_values(curves: list[Curve]) -> Table:
+    """What the task evaluates besides the loss, as it was last."""
+    names = list(dict.fromkeys(k for c in curves for row in c.rows for k in row if k not in _COUNTERS))
+    rows = [[c.label, *("" if (x := c.last(k)) is None else f"{x:.4g}" for k in names)] for c in curves if names]
+    return "Last values", ["run", *map(words, names)], rows
 
 
 def write(sections: list[Section], path: Path, title: str, command: str, left_out: list[str] | None = None) -> Path:
     """The page at `path`, and each figure as PNG beside it."""
-    import jinja2  # here, as what is drawn with: runs can be done without it
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    shown = []
-    for number, section in enumerate(sections):
-        y = words(section.metric)
-        kinds = [
-            ("queries", section.metric, "gradient queries / N", y, "by gradient queries", True),
-            ("seconds", section.metric, "seconds of training", y, "by seconds of training", True),
-            ("queries", "entropy", "gradient queries / N", "entropy of M, bits", "entropy of the memory", False),
-        ]
-        figures = []
-        for kind, (x, metric, x_label, y_label, caption, log) in enumerate(kinds):
-            figure = plot(section.curves, x, metric, x_label, y_label, caption, log)
-            if figure is not None:
-                name = f"figure-{number + 1}-{kind + 1}"
-                figures.append({"svg": svg(figure, name), "caption": f"{y_label}, {caption}"})
-                png(figure, path.parent / f"{name}.png")
-        tables = [*section.tables, target_table(section)] if section.curves and section.rivals else section.tables
-        shown.append({"section": section, "figures": figures, "tables": tables})
-    machines = {json.dumps(c.summary.get("machine", {})) for s in sections for c in s.curves if c.summary}
-    versions = {json.dumps(c.summary.get("versions", {})) for s in sections for c in s.curves if c.summary}
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("spidersilk.lab.report", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("report.html").render(
+    shown = [
+        {"section": section, "figures": _figures(section, number, path.parent), "tables": section.all_tables()}
+        for number, section in enumerate(sections, 1)
+    ]
+    page = render(
+        "report.html",
         title=title,
         command=command,
         shown=shown,
         left_out=left_out or [],
-        machines=[json.loads(m) for m in sorted(machines)],
-        versions=[json.loads(v) for v in sorted(versions)],
+        machines=_distinct(sections, "machine"),
+        versions=_distinct(sections, "versions"),
         config_of=lambda curve: yaml.safe_dump(curve.config, sort_keys=False),
     )
     write_atomically(path, page.encode())
     return path
+
+
+def _distinct(sections: list[Section], key: str) -> list[dict[str, str]]:
+    """The different values of an entry of the runs' summaries."""
+    texts = {json.dumps(c.summary.get(key, {})) for s in sections for c in s.curves if c.summary}
+    return [json.loads(text) for text in sorted(texts)]
+
+
+def _figures(section: Section, number: int, folder: Path) -> list[dict[str, str]]:
+    y, seconds = words(section.metric), {"seconds": "seconds of training"}
+    kinds = [
+        (QUERIES, section.metric, y, "by gradient queries", True),
+        (seconds, section.metric, y, "by seconds of training", True),
+        (QUERIES, "entropy", "entropy of M, bits", "entropy of the memory", False),
+    ]
+    figures = []
+    for kind, (x, metric, y_label, caption, log) in enumerate(kinds, 1):
+        figure = panels(section.curves, x, metric, y_label, caption, log)
+        if figure is not None:
+            name = f"figure-{number}-{kind}"
+            figures.append({"svg": svg(figure, name), "caption": f"{y_label}, {caption}"})
+            png(figure, folder / f"{name}.png")
+    return figures

@@ -1,25 +1,22 @@
-"""The part of docs/reproduction.md that tells of `spidersilk tune`, from results/tune/tune_*.json alone."""
+"""The results of `spidersilk tune`, from its JSON files alone: a section of docs/reproduction.md, figures, a table."""
 
 from __future__ import annotations
 
-import math
+import json
 import statistics
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from spidersilk.lab.experiments.grid import METHODS, PLAIN
-from spidersilk.lab.report import collect
-from spidersilk.lab.report import html as report
-from spidersilk.lab.report.evidence import (
-    SECOND,
-    SECOND_NAMES,
-    number,
-    second_text,
-    table,
-    tunings,
-)
-from spidersilk.lab.report.figures import Curve, panels, png
+from rich.table import Table
+
+from spidersilk.lab.experiments.grid import METHODS, PLAIN, Settings
+from spidersilk.lab.experiments.tuning import Record
+from spidersilk.lab.report import verdicts
+from spidersilk.lab.report.evidence import SECOND, SECOND_NAMES, markdown_table, number, second_text
+from spidersilk.lab.report.figures import QUERIES, panels, png
+from spidersilk.lab.run import collect
+from spidersilk.lab.run.curve import Curve, median_cost, words
 
 PLANNED = ("image_cnn_mnist", "image_cnn_cifar10", "image_resnet18_cifar10", "language", "ranking_100k",
            "logistic_a9a", "logistic_w8a", "logistic_mnist")  # fmt: skip
@@ -36,224 +33,215 @@ NAMES = {"sgd": "SGD", "momentum": "SGD, momentum", "adamw": "AdamW", "svrg": "S
          "sparse-adamw": "SparseAdamW"}  # fmt: skip
 TITLES = {"cnn": "CNN", "fc": "FC", "resnet18": "ResNet-18", "mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN"}
 TASKS = {"image": "", "language": "LSTM on PTB", "logistic": "logistic regression", "ranking": "BPR, MovieLens"}
-AXES = {"queries": "gradient queries / N", "seconds": "seconds of training, on a shared machine"}
-WIDE = 20.0  # losses that far apart are drawn on a logarithmic axis
-CLOSE = 1e-5  # f - f* to be reached on a problem whose optimum is known
+AXES = QUERIES | {"seconds": "seconds of training, on a shared machine"}
+WIDE = 20.0  # losses that differ by more than this factor are drawn on a logarithmic axis
+CLOSE = 1e-5  # a second target where f* is known: methods whose noise does not vanish stay above it
 
 
 def text(results: Path) -> str:
-    found = tunings(results)
-    parts = [INTRO, *_summary(found)]
-    for name, held in found.items():
-        parts.append(_section(name, held))
-    absent = [name for name in PLANNED if f"tune_{name}" not in found]
-    if absent:
-        parts.append(f"Not tuned yet: {', '.join(absent)}.\n")
-    return "\n".join(parts)
+    tunings = load(results)
+    absent = [name for name in PLANNED if f"tune_{name}" not in tunings]
+    parts = [INTRO, *_overview(tunings.values()), *(_section(name, record) for name, record in tunings.items())]
+    return "\n".join([*parts, *([f"Not tuned yet: {', '.join(absent)}.\n"] if absent else [])])
+
+
+def load(results: Path) -> dict[str, Record]:
+    """The files that `spidersilk tune` wrote, by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("tune/tune_*.json"))}
 
 
 def draw(results: Path, folder: Path) -> None:
     """The final runs of each file as a PNG: the loss over queries and over seconds, a line for each seed."""
-    for name, held in tunings(results).items():
-        finals = [(m, curve) for m in _methods(held) for curve in _finals(held, m)]
-        curves = [Curve(NAMES.get(m, m), c.rows, c.status, c.reason, c.config, c.summary) for m, c in finals]
-        values = [row[held["metric"]] for c in curves for row in c.rows if row.get(held["metric"], 0.0) > 0]
+    for name, record in load(results).items():
+        metric = record["metric"]
+        curves = [replace(c, label=NAMES.get(m, m)) for m in _methods(record) for c in finals(record, m)]
+        values = [row[metric] for c in curves for row in c.rows if row.get(metric, 0.0) > 0]
         log = bool(values) and max(values) > WIDE * min(values)
-        title = f"{_title(held)}: each method at its best of {_trials(held)} trials, {_seeds(held)} seeds"
+        title = f"{_title(record)}: each method at its best of {_trials(record)} trials, {_seeds(record)} seeds"
         labels = list(dict.fromkeys([*NAMES.values(), *(c.label for c in curves)]))
-        figure = panels(curves, AXES, held["metric"], report.words(held["metric"]), title, log, labels)
+        figure = panels(curves, AXES, metric, words(metric), title, log, labels)
         if figure is not None:
             png(figure, folder / "tune" / f"{name}.png")
 
 
-def _trials(held: dict[str, Any]) -> str:
-    """How many there were, which is not how many there are to be while a file is made in pieces."""
-    return _range(len(t["trials"]) for t in held["methods"].values())
+def console_table(record: Record) -> Table:
+    """The same cells for a terminal."""
+    target = "no target yet: no plain method has all its seeds"
+    if record["target"] is not None:
+        target = f"cost to {words(record['metric'])} {record['target']:.4g}, medians of {len(record['seeds'])} seeds"
+    head, rows = _cells(record)
+    table = Table(*head, title=f"trials to {record['conditions']['budget']:g} N; {target}")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
-def _seeds(held: dict[str, Any]) -> str:
-    return _range(len(t.get("each", [])) for t in held["methods"].values() if t["best"] is not None)
+def edges(record: Record) -> str:
+    """The methods whose best step size is the smallest or largest that was tried."""
+    return ", ".join(f"{m} ({r['edge']})" for m, r in record["methods"].items() if r["edge"])
+
+
+def finals(record: Record, method: str) -> list[Curve]:
+    """The final runs of a method with its best settings."""
+    best = record["methods"][method]["best"]
+
+    def matches(run: collect.Packed) -> bool:
+        wanted = {"optimizer": method, **best}
+        same = all(run["config"].get(k) == v for k, v in wanted.items() if k in run["config"])
+        return run["name"].startswith(f"{method}-") and same
+
+    return [] if best is None else [collect.unpack(run) for run in record["runs"] if matches(run)]
+
+
+def _trials(record: Record) -> str:
+    """The number of trials so far: fewer than planned while the tuning is not complete."""
+    return _range(len(r["trials"]) for r in record["methods"].values())
+
+
+def _seeds(record: Record) -> str:
+    return _range(_final_counts(record))
+
+
+def _final_counts(record: Record) -> list[int]:
+    return [len(r.get("each", [])) for r in record["methods"].values() if r["best"] is not None]
+
+
+def _so_far(record: Record) -> str:
+    return "" if all(many == len(record["seeds"]) for many in _final_counts(record)) else " so far"
 
 
 def _range(counts: Iterable[int]) -> str:
-    found = sorted(set(counts)) or [0]
-    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    ends = sorted(set(counts)) or [0]
+    return str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
 
-def _methods(held: dict[str, Any]) -> list[str]:
-    """In the order of `METHODS`, whatever order they were tuned in."""
-    return sorted(held["methods"], key=lambda m: METHODS.index(m) if m in METHODS else len(METHODS))
+def _methods(record: Record) -> list[str]:
+    """In the order of `METHODS`."""
+    return sorted(record["methods"], key=lambda m: METHODS.index(m) if m in METHODS else len(METHODS))
 
 
-def _title(held: dict[str, Any]) -> str:
-    conditions = held["conditions"]
-    words = [TASKS.get(conditions["task"], conditions["task"])]
-    words += [TITLES.get(v, v) for v in conditions["options"].values() if isinstance(v, str)]
-    budget, length = conditions["budget"], f"to {held['final_budget']:g} N"
-    at = "" if budget == held["final_budget"] else f" (tuned at {budget:g} N)"
-    return f"{', '.join(w for w in words if w)}, {length}{at}"
+def _title(record: Record) -> str:
+    conditions = record["conditions"]
+    title = [TASKS.get(conditions["task"], conditions["task"])]
+    title += [TITLES.get(v, v) for v in conditions["options"].values() if isinstance(v, str)]
+    budget, length = conditions["budget"], f"to {record['final_budget']:g} N"
+    at = "" if budget == record["final_budget"] else f" (tuned at {budget:g} N)"
+    return f"{', '.join(word for word in title if word)}, {length}{at}"
 
 
-def _summary(found: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each task whose final runs are there."""
+def _ratios(record: Record, unit: str) -> dict[str, float]:
+    ratios = {m: record["methods"][m].get(f"{unit}_ratio") for m in _methods(record)}
+    return {m: r for m, r in ratios.items() if r is not None}
+
+
+def _best(record: Record) -> tuple[str | None, str | None]:
+    """The plain method and the sparse method with the fewest queries to the target."""
+    ratios = _ratios(record, "queries")
+    plain, sparse = [m for m in PLAIN if m in ratios], [m for m in ratios if m.startswith("sparse")]
+    first, second = (min(names, key=lambda m: ratios[m], default=None) for names in (plain, sparse))
+    return first, second
+
+
+def _overview(tunings: Iterable[Record]) -> list[str]:
+    """A row for each task whose final runs are there."""
     rows = []
-    for held in found.values():
-        ratios = _ratios(held, "queries")
-        plain = min((m for m in PLAIN if m in ratios), key=lambda m: ratios[m], default=None)
+    for record in tunings:
+        plain, sparse = _best(record)
         if plain is None:
             continue
-        target = f"{report.words(held['metric'])} {number(held['target'], 4)}"
-        sparse = min((m for m in ratios if m.startswith("sparse")), key=lambda m: ratios[m], default=None)
+        target = f"{words(record['metric'])} {number(record['target'], 4)}"
         cells = ["none gets there", "-", "-"]
         if sparse is not None:
-            cells = [sparse, number(ratios[sparse], 2), number(_ratios(held, "seconds")[sparse], 2)]
-        rows.append([_title(held), target, plain, *cells, f"{_seeds(held)}{_so_far(held)}"])
+            cells = [sparse, *(number(_ratios(record, unit)[sparse], 2) for unit in ("queries", "seconds"))]
+        rows.append([_title(record), target, plain, *cells, f"{_seeds(record)}{_so_far(record)}"])
     head = ["task", "target", "best plain method", "best sparse method", "its queries", "its seconds", "seeds"]
-    return [table(head, rows)] if rows else []
+    return [markdown_table(head, rows)] if rows else []
 
 
-def _ratios(held: dict[str, Any], unit: str) -> dict[str, float]:
-    told = {m: held["methods"][m].get(f"{unit}_ratio") for m in _methods(held)}
-    return {m: r for m, r in told.items() if r is not None}
-
-
-def _so_far(held: dict[str, Any]) -> str:
-    finals = [len(t.get("each", [])) for t in held["methods"].values() if t["best"] is not None]
-    return "" if all(many == len(held["seeds"]) for many in finals) else " so far"
-
-
-def _section(name: str, held: dict[str, Any]) -> str:
-    conditions = held["conditions"]
-    parts = [f"### {_title(held)}\n"]
-    seeds = len(held["seeds"])
-    budgets = f"{_trials(held)} trials to {conditions['budget']:g} N for each method, the best of each to"
-    budgets += f" {held['final_budget']:g} N with {_seeds(held)} seeds"
+def _section(name: str, record: Record) -> str:
+    conditions, metric = record["conditions"], words(record["metric"])
+    budgets = f"{_trials(record)} trials to {conditions['budget']:g} N for each method, the best of each to"
+    budgets += f" {record['final_budget']:g} N with {_seeds(record)} seeds"
     if "eval_samples" in conditions["options"]:
-        budgets += f", looked at on {conditions['options']['eval_samples']} samples"
-    if conditions.get("bf16"):
-        budgets += ", with autocast to bfloat16"
-    parts.append(f"{budgets} ([results/tune/{name}.json](../results/tune/{name}.json)).\n")
-    target = held["target"]
-    costs = {m: _to(held, m, target) for m in held["methods"]} if target is not None else {}
-    second = SECOND.get(conditions["task"])
-    names = ["method", "best settings", "trial's loss", "seeds", "lowest loss"]
-    names += ([SECOND_NAMES[second] + " at the end (best)"] if second else []) + [
-        "queries / N",
-        "ratio",
-        "seconds' ratio",
-    ]
-    head = f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|\n"
-    rows = []
-    for method in _methods(held):
-        told = held["methods"][method]
-        each = told.get("each", [])
-        lowest = [x for x in told.get("lowest", []) if x is not None]
-        cells = [
-            method,
-            _settings(told["best"]),
-            number(told["loss"], 4),
-            f"{len(each)} of {seeds}",
-            number(statistics.median(lowest), 4) if lowest else "-",
-            *([_at_the_end(held, method, second)] if second else []),
-            number(costs[method]) if costs.get(method) is not None else "not reached" if each else "-",
-            number(told.get("queries_ratio"), 2),
-            number(told.get("seconds_ratio"), 2),
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
-    if target is not None:
-        parts.append(f"Target: {report.words(held['metric'])} {number(target, 4)}.\n")
-    parts.append(head + "\n".join(rows) + "\n")
-    parts.append(_conclusion(held))
-    if held["metric"] == "gap":
-        parts.append(_close(held))
-    if any(_finals(held, m) for m in held["methods"]):
-        parts.append(
-            f"![{_title(held)}: final runs, {report.words(held['metric'])} over queries](../results/tune/{name}.png)\n"
-        )
-    edges = [f"{m} ({t['edge']})" for m, t in held["methods"].items() if t["edge"]]
-    if edges:
-        parts.append(
-            f"At the edge of the step sizes that were tried, so that more trials might help: {', '.join(edges)}.\n"
-        )
+        budgets += f", evaluated on {conditions['options']['eval_samples']} samples"
+    budgets += ", with autocast to bfloat16" if conditions.get("bf16") else ""
+    parts = [f"### {_title(record)}\n", f"{budgets} ([results/tune/{name}.json](../results/tune/{name}.json)).\n"]
+    if record["target"] is not None:
+        parts.append(f"Target: {metric} {number(record['target'], 4)}.\n")
+    parts += [markdown_table(*_cells(record)), _conclusion(record)]
+    parts += [_close(record)] if record["metric"] == "gap" else []
+    if any(finals(record, m) for m in record["methods"]):
+        parts.append(f"![{_title(record)}: final runs, {metric} over queries](../results/tune/{name}.png)\n")
+    if edge := edges(record):
+        parts.append(f"At the edge of the step sizes that were tried, so that more trials might help: {edge}.\n")
     return "\n".join(parts)
 
 
-def _settings(best: dict[str, Any] | None) -> str:
+def _cells(record: Record) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of methods."""
+    second = SECOND.get(record["conditions"]["task"])
+    head = ["method", "best settings", "trial's loss", "seeds", "lowest loss"]
+    head += [f"{SECOND_NAMES[second]} at the end (best)"] if second else []
+    rows = []
+    for method in _methods(record):
+        costs = record["methods"][method]
+        each, lowest = costs.get("each", []), [x for x in costs.get("lowest", []) if x is not None]
+        cells = [method, _settings(costs["best"]), number(costs["loss"], 4), f"{len(each)} of {len(record['seeds'])}"]
+        cells.append(number(statistics.median(lowest), 4) if lowest else "-")
+        cells += [_at_the_end(finals(record, method), second)] if second else []
+        cells.append("-" if not each else "not reached" if costs["queries"] is None else number(costs["queries"]))
+        rows.append([*cells, *(number(costs.get(f"{unit}_ratio"), 2) for unit in ("queries", "seconds"))])
+    return [*head, "queries / N", "ratio", "seconds' ratio"], rows
+
+
+def _settings(best: Settings | None) -> str:
     if best is None:
         return "all diverged"
     return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in best.items())
 
 
-def _to(held: dict[str, Any], method: str, target: float) -> float | None:
-    """Median over seeds of the queries to a target, from the curves in the file."""
-    curves = _finals(held, method)
-    if not curves:
-        return None
-    costs = [report.cost_to_target(c, held["metric"], target) for c in curves]
-    middle = statistics.median(math.inf if c is None else c[0] for c in costs)
-    return middle if math.isfinite(middle) else None
-
-
-def _finals(held: dict[str, Any], method: str) -> list[Curve]:
-    best = held["methods"][method]["best"]
-    return [collect.unpack(r) for r in held["runs"] if best is not None and _is_of(r, method, best)]
-
-
-def _at_the_end(held: dict[str, Any], method: str, second: str) -> str:
-    """Medians over seeds that did not diverge, of the last value and of the best."""
-    values = [c.series("queries", second)[1] for c in _finals(held, method) if c.status == "finished"]
-    best = min if second == "valid_loss" else max
-    told = [(v[-1], best(v)) for v in values if v]
-    if not told:
+def _at_the_end(curves: list[Curve], metric: str) -> str:
+    """Medians over the seeds that did not diverge, of the last value and of the best."""
+    values = [c.series("queries", metric)[1] for c in curves if c.status == "finished"]
+    best = min if metric == "valid_loss" else max
+    pairs = [(v[-1], best(v)) for v in values if v]
+    if not pairs:
         return "-"
-    last, top = (second_text(statistics.median(column), second) for column in zip(*told, strict=True))
+    last, top = (second_text(statistics.median(column), metric) for column in zip(*pairs, strict=True))
     return f"{last} ({top})"
 
 
-def _is_of(run: dict[str, Any], method: str, best: dict[str, Any]) -> bool:
-    """Whether a final run is one of a method's with these settings."""
-    config = {**run["config"]}
-    wanted = {"optimizer": method, **best}
-    return run["name"].startswith(f"{method}-") and all(config.get(k) == v for k, v in wanted.items() if k in config)
-
-
-def _conclusion(held: dict[str, Any]) -> str:
-    ratios = _ratios(held, "queries")
-    sparse = {m: r for m, r in ratios.items() if m.startswith("sparse")}
-    plain = [m for m in PLAIN if m in ratios]
-    if not plain:
+def _conclusion(record: Record) -> str:
+    plain, sparse = _best(record)
+    if plain is None:
         return "The final runs are not there yet.\n"
-    first = min(plain, key=lambda m: ratios[m])
-    so_far = _so_far(held)
-    if not sparse:
-        return f"**No sparse method reached the target{so_far}** of the best plain method, {first}.\n"
-    best = min(sparse, key=lambda m: sparse[m])
-    word = "fewer queries than" if sparse[best] < 1 else "no fewer queries than"
-    told = f"**{best} needs {number(sparse[best], 2)} of the queries** of {first}"
-    return f"{told}, the best plain method{so_far}: {word} it.\n"
+    if sparse is None:
+        return f"**No sparse method reached the target{_so_far(record)}** of the best plain method, {plain}.\n"
+    share = _ratios(record, "queries")[sparse]
+    needs = f"**{sparse} needs {number(share, 2)} of the queries** of {plain}"
+    return f"{needs}, the best plain method{_so_far(record)}: {verdicts.compared(share)}.\n"
 
 
-def _close(held: dict[str, Any]) -> str:
+def _close(record: Record) -> str:
     """Queries to f - f* = 1e-5, which the best plain method need not have reached."""
-    costs = {m: _to(held, m, CLOSE) for m in _methods(held) if _finals(held, m)}
-    if not costs:
-        return ""
-    told = ", ".join(f"{m} {number(c)} N" if c is not None else f"{m} not reached" for m, c in costs.items())
-    text = f"To f - f* = {CLOSE:g}: {told}."
+    curves = {m: finals(record, m) for m in _methods(record)}
+    costs = {m: median_cost(c, "gap", CLOSE) for m, c in curves.items() if c}
+    each = ", ".join(f"{m} not reached" if c is None else f"{m} {number(c)} N" for m, c in costs.items())
     sparse = min((c for m, c in costs.items() if c is not None and m.startswith("sparse")), default=None)
+    text = f"To f - f* = {CLOSE:g}: {each}." if costs else ""
     if sparse is not None:
         plain = {m: c for m, c in costs.items() if m in PLAIN}
         dense = {m: c for m, c in costs.items() if m not in PLAIN and not m.startswith("sparse")}
-        rivals = [_beside(found, sparse, held["final_budget"]) for found in (plain, dense) if found]
+        rivals = [_beside(group, sparse, record["final_budget"]) for group in (plain, dense) if group]
         text += f" Beside the best sparse method {' and '.join(rivals)}."
-    return text + "\n"
+    return f"{text}\n" if text else ""
 
 
-def _beside(costs: dict[str, float | None], sparse: float, within: float) -> str:
+def _beside(costs: dict[str, float | None], sparse: float, budget: float) -> str:
     reached = {m: c for m, c in costs.items() if c is not None}
     if reached:
         first = min(reached, key=lambda m: reached[m])
         return f"{NAMES.get(first, first)} needs {number(reached[first] / sparse, 2)} times the queries"
     names = [NAMES.get(m, m).removeprefix("SGD, ") for m in costs]
-    told = names[0] if len(names) == 1 else f"each of {', '.join(names[:-1])} and {names[-1]}"
-    return f"{told}, not there after {within:g} N, needs more than {number(within / sparse, 2)} times the queries"
+    who = names[0] if len(names) == 1 else f"each of {', '.join(names[:-1])} and {names[-1]}"
+    return f"{who}, not there after {budget:g} N, needs more than {number(budget / sparse, 2)} times the queries"

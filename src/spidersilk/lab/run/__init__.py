@@ -1,1 +1,1 @@
-"""One run or many: configs, the runner, worker processes."""
+"""One run and many: configs, optimizers by name, the runner, processes, and what a run leaves behind."""

@@ -1,4 +1,4 @@
-"""What a run is: a dataclass that reads and writes YAML, and refuses what it does not know."""
+"""The settings of a run: a dataclass that reads and writes YAML, and rejects unknown keys."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import yaml
 
 from spidersilk.checks import check_choice
-from spidersilk.lab.run import methods as optimizers
+from spidersilk.lab.run import methods
+from spidersilk.lab.run.methods import Hyperparameters
 from spidersilk.lab.tasks import find, nearest
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. Numbers that are None come from the task's settings, which are the paper's.
+    """One run. A number that is None comes from the task's settings, which are the paper's.
 
-    budget and eval_every are in queries over N. inner_steps may be "theorem-2", m = B d / (b k), or "auto", to which
-    `adaptive` may give fraction, confidence, floor and ceiling. lr_milestones gives further step sizes by epoch,
-    {10: 0.01} for 0.01 from epoch 10 on. inner_lr_end lets the step size fall along a line inside each inner loop.
-    groups="rows" lets a sparse method select whole rows. track_memory lets the runner keep M for a dense method, whose
-    entropy Table 1 shows. measures logs what small steps tell of themselves: captured energy, noise of v, variance of
-    rtop. checkpoint_every is in seconds of training.
+    budget and eval_every are in queries over N. inner_steps may be "theorem-2", m = B d / (b k), or "auto", for which
+    `adaptive` may give fraction, confidence, floor and ceiling. lr_milestones changes the step size by epoch:
+    {10: 0.01} sets 0.01 from epoch 10 on. With inner_lr_end the step size falls linearly inside each inner loop.
+    With groups="rows" a sparse method selects whole rows. track_memory keeps M for a dense method (Table 1 needs its
+    entropy). measures logs captured energy, noise of v and variance of rtop. checkpoint_every is in seconds.
     """
 
     task: str
@@ -57,7 +57,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         find(self.task)
-        optimizers.find(self.optimizer)
+        methods.find(self.optimizer)
         check_choice("groups", self.groups, ("rows", None))
         for name in ("budget", "eval_every"):
             if not getattr(self, name) > 0:
@@ -68,11 +68,12 @@ class RunConfig:
                 raise ValueError(f"{name} = {value} must be at least 0")
 
     def completed(self) -> RunConfig:
-        """With the task's and the optimizer's own settings where nothing was said."""
-        settings = optimizers.find(self.optimizer).settings
-        own = {name: value for name, value in find(self.task).settings.items() if name not in settings} | settings
-        missing = {name: value for name, value in own.items() if getattr(self, name) is None}
-        return replace(self, **missing)
+        """With each value that is None taken from the optimizer's settings, else from the task's."""
+        defaults = find(self.task).settings | methods.find(self.optimizer).settings
+        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
+
+    def hyperparameters(self) -> Hyperparameters:
+        return Hyperparameters(**{f.name: getattr(self, f.name) for f in fields(Hyperparameters)})
 
     def title(self) -> str:
         return self.label or self.optimizer
@@ -86,7 +87,7 @@ def from_dict(values: dict[str, Any]) -> RunConfig:
     for key in values:
         if key not in known:
             raise ValueError(f"{key!r} is no setting of a run{nearest(str(key), known)}")
-    if values.get("lr_milestones"):  # in JSON every key is text
+    if values.get("lr_milestones"):  # JSON turns keys into text
         values = values | {"lr_milestones": {float(at): lr for at, lr in values["lr_milestones"].items()}}
     return RunConfig(**values)
 

@@ -1,4 +1,4 @@
-"""What made a figure: the versions, the machine and the revision of the source."""
+"""Provenance of a result: versions, machine, source revision and command line."""
 
 from __future__ import annotations
 
@@ -30,24 +30,22 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def revision() -> str:
-    """The git revision of the source, where it is a checkout; SPIDERSILK_REVISION tells it of a copy."""
-    if told := os.environ.get("SPIDERSILK_REVISION"):
-        return told
-    here = Path(__file__).parent
+    """The git revision of the source in a checkout; SPIDERSILK_REVISION names it for a copy without git."""
+    if revision := os.environ.get("SPIDERSILK_REVISION"):
+        return revision
+    git = ["git", "rev-parse", "--short", "HEAD"]
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     except OSError:
         return ""
     return done.stdout.strip()
 
 
-_PLACES = ("--out", "--collect", "--to", "--data-dir", "--time-limit")  # of whoever ran it
+_PLACES = ("--out", "--collect", "--to", "--data-dir", "--time-limit")  # they differ from machine to machine
 
 
 def command() -> str:
-    """The command line, without the places where things lie on this machine."""
+    """The command line, without folders and time limits of this machine."""
     words = sys.argv[1:]
     kept = [word for i, word in enumerate(words) if word not in _PLACES and (i == 0 or words[i - 1] not in _PLACES)]
     return shlex.join(["spidersilk", *kept])

@@ -1,10 +1,10 @@
-"""The optimizers of the experiments by name."""
+"""The optimizers of the experiments by name; `register` adds one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,43 +13,47 @@ import spidersilk as silk
 from spidersilk.lab.run.team import team
 from spidersilk.lab.tasks import nearest
 
-if TYPE_CHECKING:
-    from spidersilk.lab.run.config import RunConfig
-
 Params = Iterable[Tensor]
 
 
 @dataclass(frozen=True)
-class Method:
-    """How to make an optimizer from a config; `plain` ones are torch's own, stepped on small batches alone.
+class Hyperparameters:
+    """The settings of a run that concern its optimizer; None stands for the optimizer's default."""
 
-    `settings` are those of the run that this method has of its own, whatever the task's are.
+    lr: float
+    k1: float | int | None = None
+    k2: float | int | None = None
+    memory_decay: float = 0.5
+    groups: str | None = None
+    max_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to make an optimizer. A `plain` one is torch's and steps on small batches alone.
+
+    `settings` are values for `RunConfig` that this method needs whatever the task says.
     """
 
     about: str
-    make: Callable[[Params, RunConfig, torch.Generator], torch.optim.Optimizer]
+    make: Callable[[Params, Hyperparameters, torch.Generator], torch.optim.Optimizer]
     plain: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def _plain(about: str, make: Callable[[Params, float], torch.optim.Optimizer], **settings: Any) -> Method:
-    return Method(about, lambda params, config, _: make(params, _lr(config)), True, {"inner_steps": 1, **settings})
+def _plain(about: str, make: Callable[[Params, float], torch.optim.Optimizer]) -> Method:
+    return Method(about, lambda params, values, _: make(params, values.lr), True, {"inner_steps": 1})
 
 
-def _lr(config: RunConfig) -> float:
-    assert config.lr is not None
-    return config.lr
+def _reduced(about: str, kind: Callable[..., torch.optim.Optimizer], sparse: bool = True, **fixed: Any) -> Method:
+    """`fixed` are arguments of `kind` that a run cannot change."""
 
-
-def _reduced(about: str, kind: Any, sparse: bool = True, **own: Any) -> Method:
-    """`own` may fix k1 or k2."""
-
-    def make(params: Params, config: RunConfig, generator: torch.Generator) -> torch.optim.Optimizer:
-        options: dict[str, Any] = {"generator": generator, "max_norm": config.max_norm, "process_group": team().group}
+    def make(params: Params, values: Hyperparameters, generator: torch.Generator) -> torch.optim.Optimizer:
+        options = {"generator": generator, "max_norm": values.max_norm, "process_group": team().group}
         if sparse:
-            options |= {"memory_decay": config.memory_decay}
-            options |= {k: getattr(config, k) for k in ("k1", "k2", "groups") if getattr(config, k) is not None}
-        return kind(params, _lr(config), **(options | own))
+            options |= {"memory_decay": values.memory_decay}
+            options |= {k: getattr(values, k) for k in ("k1", "k2", "groups") if getattr(values, k) is not None}
+        return kind(params, values.lr, **(options | fixed))
 
     return Method(about, make)
 
@@ -63,8 +67,8 @@ METHODS: dict[str, Method] = {
     "svrg": _reduced("SVRG, dense", silk.SVRG, sparse=False),
     "sparse-svrg": _reduced("anchored differences, unbiased rtop", silk.SparseSVRG),
     "sparse-svrg-refresh": _reduced("anchored, refreshed coordinates are kept", silk.SparseSVRG, scaling="refresh"),
-    "sparse-svrg-selected": _reduced("anchored, only the selected move", silk.SparseSVRG, move="selected"),
-    "sparse-sgd": _reduced("a fresh gradient, only the selected move", silk.SparseSGD),
+    "sparse-svrg-selected": _reduced("anchored, only selected coordinates move", silk.SparseSVRG, move="selected"),
+    "sparse-sgd": _reduced("a fresh gradient, only selected coordinates move", silk.SparseSGD),
     "sparse-sgd-momentum": _reduced("the same over SGD with momentum 0.9", silk.SparseSGD, momentum=0.9),
     "sparse-adamw": _reduced("the same over AdamW", silk.SparseAdamW),
     "sparse-adamw-step": _reduced("the same, selected at every step", silk.SparseAdamW, choose="step"),
@@ -74,7 +78,7 @@ METHODS: dict[str, Method] = {
 
 
 def register(name: str, method: Method) -> None:
-    """Make an optimizer known to the lab."""
+    """Add an optimizer under a name."""
     METHODS[name] = method
 
 

@@ -1,25 +1,27 @@
-"""The lab under torchrun: all ranks train, rank 0 alone writes. Without torchrun, one process that does both."""
+"""The lab under torchrun: all ranks train, rank 0 writes. Without torchrun there is one process."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spidersilk.lab.tasks import Batches
 from spidersilk.loop.loader import AnchorLoader
 from spidersilk.parallel import launch
-from spidersilk.parallel.launch import join
 from spidersilk.parallel.workers import Workers, as_workers
+
+T = TypeVar("T")
 
 
 @cache
 def team() -> Team:
-    """Those that train together with this process; joins them at the first call."""
+    """The ranks that train together, this process included; the first call joins the process group."""
     return Team()
 
 
@@ -27,7 +29,7 @@ class Team:
     def __init__(self) -> None:
         self.group: Any = None
         if dist.is_available() and dist.is_torchelastic_launched():
-            self.own_device = join()
+            self.rank_device = launch.join()
             self.group = dist.group.WORLD
         self.workers = as_workers(self.group)
         self.rank, self.world = self.workers.rank, self.workers.world
@@ -35,29 +37,30 @@ class Team:
 
     def device(self, wanted: str) -> torch.device:
         """A GPU for each rank of a machine."""
-        if self.group is not None and wanted in ("auto", self.own_device.type):
-            return self.own_device
+        if self.group is not None and wanted in ("auto", self.rank_device.type):
+            return self.rank_device
         if self.group is not None:
-            raise ValueError(f"device = {wanted!r} under torchrun: its ranks have {self.own_device}, so leave it out")
+            raise ValueError(f"device = {wanted!r} under torchrun: its ranks have {self.rank_device}, so leave it out")
         return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
 
-    def from_first(self, do: Callable[[], Any]) -> Any:
-        """Let rank 0 do something, and tell all what came of it; what it raises is raised by all."""
+    def from_first(self, do: Callable[[], T]) -> T:
+        """Call `do` on rank 0 and return its result on all ranks; what it raises is raised on all."""
         if not isinstance(self.workers, Workers):
             return do()
-        told: list[Any] = [None, None]
+        message: list[Any] = [None, None]
         if self.writes:
             try:
-                told[0] = do()
+                message[0] = do()
             except Exception as error:
-                told[1] = error
+                message[1] = error
         with self.workers.answering("the start or the end of a run"):
-            dist.broadcast_object_list(told, group=self.group, group_src=0)
-        if told[1] is not None:
-            raise told[1]
-        return told[0]
+            dist.broadcast_object_list(message, group=self.group, group_src=0)
+        result, error = message
+        if error is not None:
+            raise error
+        return result
 
-    def split(self, batches: Any, task: str) -> None:
+    def split(self, batches: Batches, task: str) -> None:
         """Each rank takes its part of every batch."""
         if self.world == 1:
             return
@@ -67,13 +70,13 @@ class Team:
             )
         batches.split_over(self.group)
 
-    def total(self, is_anchor: Any, size: int) -> int:
+    def total(self, is_anchor: object, size: int) -> int:
         """The samples of a batch on all ranks."""
         portion = getattr(is_anchor, "portion", None)
         return size if portion is None else portion.total
 
-    def average(self, params: Iterable[Tensor], is_anchor: Any, size: int) -> int:
-        """The gradients of a plain optimizer, over ranks; returns the samples on all of them."""
+    def average(self, params: Iterable[Tensor], is_anchor: object, size: int) -> int:
+        """Average the gradients of a plain optimizer over ranks; returns the samples on all of them."""
         if isinstance(self.workers, Workers):
             gradients = [p.grad for p in params if p.grad is not None]
             self.workers.average(gradients, self.workers.share(getattr(is_anchor, "portion", None), size))
@@ -81,13 +84,13 @@ class Team:
 
 
 def check_command() -> None:
-    """Refuse what several processes would do at the same time in one folder."""
+    """Refuse commands that several processes would run at once in one folder."""
     if team().world > 1 and sys.argv[1:2] != ["run"]:
         raise ValueError("under torchrun there is `spidersilk run` alone: start other commands without it")
 
 
 def leave() -> None:
-    """Let go of the others at the end."""
+    """Leave the process group."""
     if team.cache_info().currsize and team().group is not None:
-        team.cache_clear()  # it holds the group
+        team.cache_clear()  # it refers to the group
         launch.leave()

@@ -1,70 +1,96 @@
-"""Runs in a process of their own.
-
-`python -m spidersilk.lab.run.worker job.yaml folder [--resume]` does one run. With `--serve` instead, it does one run
-after the other, as asked for on standard input, one line of JSON each: starting Python, torch and CUDA takes longer
-than a short run.
-"""
+"""A process that does one run after the other: starting Python, torch and CUDA takes longer than a short run."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
 import os
-import sys
-import time
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from spidersilk.lab.data.files import DataError
 from spidersilk.lab.run import runner
-from spidersilk.lab.run.config import from_yaml
+from spidersilk.lab.run.config import RunConfig
+from spidersilk.lab.run.folder import RunError, Summary
+from spidersilk.lab.run.runner import Progress
 
-PROGRESS = "progress.json"
+
+@dataclass(frozen=True)
+class Job:
+    config: RunConfig
+    folder: Path
+    resume: bool
+    until: float | None
 
 
-def do(job: Path, folder: Path, resume: bool, until: float | None = None) -> str | None:
-    """One run; what went wrong, in a line, or None."""
-    last = 0.0
-
-    def report(progress: runner.Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last > 0.5:
-            last = time.monotonic()
-            runner.write_atomically(folder / PROGRESS, json.dumps(vars(progress)).encode())
-
+def do(job: Job, report: runner.Report) -> Summary:
+    """Do one run; a run that cannot be done has the status "failed" and the reason."""
     try:
-        runner.run(from_yaml(job), folder, resume=resume, report=report, until=until)
-    except (DataError, ValueError, runner.RunError, OSError) as error:
-        return str(error).replace("\n", " ") or type(error).__name__
-    finally:
-        (folder / PROGRESS).unlink(missing_ok=True)
-        job.unlink(missing_ok=True)
-    return None
+        return runner.run(job.config, job.folder, resume=job.resume, report=report, until=job.until)
+    except (DataError, ValueError, RunError, OSError) as error:
+        return without_result(job.config, "failed", str(error).replace("\n", " ") or type(error).__name__)
 
 
-def serve() -> None:
-    """Answer each line {"job", "folder", "resume", "until"} with a line {"error"}, until the input ends.
+def without_result(config: RunConfig, status: str, reason: str) -> Summary:
+    return {"status": status, "reason": reason, "task": config.task, "optimizer": config.optimizer, "last": {}}
 
-    What the runs print goes to standard error. Any other failure ends the process: the CUDA context may be broken.
+
+def serve(connection: Connection) -> None:
+    """Answer each Job with Progress, often, and then with its summary.
+
+    An exception that `do` does not expect is sent as text and ends the process: the CUDA context may be broken.
     """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
-        error = do(Path(asked["job"]), Path(asked["folder"]), asked["resume"], asked["until"])
-        gc.collect()
-        if "torch" in sys.modules and (torch := sys.modules["torch"]).cuda.is_initialized():
-            torch.cuda.empty_cache()
-        answers.write(json.dumps({"error": error}) + "\n")
-        answers.flush()
+    with contextlib.suppress(EOFError):  # the other end was closed
+        while True:
+            job = connection.recv()
+            try:
+                summary = do(job, connection.send)
+            except Exception as error:
+                connection.send(f"{type(error).__name__}: {error}")
+                return
+            gc.collect()
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+            connection.send(summary)
 
 
-def main() -> None:
-    if sys.argv[1:] == ["--serve"]:
-        serve()
-    elif error := do(Path(sys.argv[1]), Path(sys.argv[2]), "--resume" in sys.argv):
-        sys.exit(error)
+class Worker:
+    """The other end: starts the process, sends it jobs and reads its answers. `number` is that of the job, if any."""
 
+    def __init__(self, threads: int):
+        context = get_context("spawn")
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=serve, args=(other,))
+        self.number: int | None = None
+        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        os.environ.update(dict.fromkeys(before, before["OMP_NUM_THREADS"] or str(threads)))  # the process reads them
+        self.process.start()
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
+        other.close()
 
-if __name__ == "__main__":
-    main()
+    def start(self, number: int, job: Job) -> None:
+        self.number = number
+        self.connection.send(job)
+
+    def answer(self) -> Progress | Summary | str | None:
+        """The latest answer; None if there is none since the last call, a text if the process has ended."""
+        answer = None
+        try:
+            while self.connection.poll() and not isinstance(answer, dict | str):
+                answer = self.connection.recv()
+        except (EOFError, OSError):
+            answer = "the process died"
+        if isinstance(answer, str):
+            self.process.join()
+        return answer
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -16,33 +16,42 @@ from torch import Tensor, nn
 from spidersilk.lab.data.files import DataError, File, locate, read
 from spidersilk.loop.batches import Anchor, Small
 from spidersilk.loop.lengths import InnerLength
+from spidersilk.loop.loader import AnchorLoader
 from spidersilk.parallel.workers import Portion
+
+State = dict[str, Any]
+Options = dict[str, Any]
 
 
 class Batches(Protocol):
-    """An endless supply of (batch, is_anchor) that can be stopped and resumed; AnchorLoader is one."""
+    """An endless iterator of (batch, is_anchor) that can be saved and resumed; AnchorLoader is one."""
 
     def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | Portion | bool]]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any], /) -> None: ...
+    def state_dict(self) -> State: ...
+    def load_state_dict(self, state: State, /) -> None: ...
 
 
 class Task(ABC):
-    """Data, model, loss, evaluation, and what counts as a sample.
+    """Data, model, loss and evaluation.
 
-    name: what the command line calls it. options: the task's own settings with their defaults. settings: those of the
-    runner that the paper gives for this task (see `RunConfig`), and what "smoke" makes smaller.
+    name: its name on the command line. options: the task's settings with their defaults. settings: values for
+    `RunConfig`, the paper's for this task. A subclass sets `model`, `samples` and `train`, the training data as a
+    tensor or a tuple of tensors, and defines `loss` and `evaluate`. It overrides `batches` and `size` if its batches
+    are not rows of `train`.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
-    options: ClassVar[dict[str, Any]]
-    settings: ClassVar[dict[str, Any]] = {}
+    options: ClassVar[Options]
+    settings: ClassVar[Options] = {}
     model: nn.Module
     samples: int
-    """N: what queries are divided by."""
+    """N, by which queries are divided."""
+    train: Tensor | tuple[Tensor, ...]
+    data_name: str = ""
+    """What reports call the data."""
 
-    def __init__(self, options: dict[str, Any], data_dir: Path | str | None, device: torch.device):
+    def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         unknown = [key for key in options if key not in self.options]
         if unknown:
             raise ValueError(f"{unknown[0]!r} is no option of the task {self.name}{nearest(unknown[0], self.options)}")
@@ -50,13 +59,13 @@ class Task(ABC):
         self.data_dir, self.device = data_dir, device
 
     @classmethod
-    def files(cls, options: dict[str, Any]) -> list[File]:
+    def files(cls, options: Options) -> list[File]:
         """The files that a run with these options reads; none for embedded data."""
         return []
 
     @classmethod
-    def missing_data(cls, options: dict[str, Any], data_dir: Path | str | None) -> str | None:
-        """Why the data cannot be had, after a try to download it; None if it is there."""
+    def missing_data(cls, options: Options, data_dir: Path | str | None) -> str | None:
+        """Try to download what is missing; the reason if the data is not available, else None."""
         try:
             for file in cls.files(cls.options | options):
                 if locate(file, data_dir) is None:
@@ -65,30 +74,33 @@ class Task(ABC):
             return str(error)
         return None
 
-    @abstractmethod
     def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> Batches:
-        """The batches of a run."""
+        """The batches of a run: `anchor` samples at anchors, `small` at small steps."""
+        return AnchorLoader(self.train, anchor, small, inner, loops=10**9, generator=generator)
+
+    def size(self, batch: Any) -> int:
+        """The number of samples in a batch."""
+        return len(batch[0] if isinstance(batch, tuple | list) else batch)
 
     @abstractmethod
     def loss(self, batch: Any, point: str | None) -> Tensor:
         """The mean loss over the batch; `point` is "current" or "reference" inside a two-point step, else None."""
 
     @abstractmethod
-    def size(self, batch: Any) -> int:
-        """How many samples the batch has."""
-
-    @abstractmethod
     def evaluate(self) -> dict[str, float]:
-        """`train_loss`, and whatever else is worth a curve."""
+        """`train_loss`, and other metrics of the model as it is."""
 
     def stepped(self) -> None:  # noqa: B027
-        """Called after each step: a model with a state of its own commits it here."""
+        """Called after each step: a stateful model commits its new state here."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside model, optimizer and batches."""
+    def set_reference(self, reference: str | None) -> None:  # noqa: B027
+        """Called once, with the optimizer's reference point ("previous", "anchor" or None), for stateful models."""
+
+    def state_dict(self) -> State:
+        """What a resumed run needs besides model, optimizer and batches."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+    def load_state_dict(self, state: State) -> None:  # noqa: B027
         """The counterpart of `state_dict`."""
 
 
@@ -96,13 +108,13 @@ _TASKS: dict[str, type[Task]] = {}
 
 
 def register(task: type[Task]) -> type[Task]:
-    """Make a task known under its name; a decorator."""
+    """Add a task under its name; usable as a decorator."""
     _TASKS[task.name] = task
     return task
 
 
 def all_tasks() -> dict[str, type[Task]]:
-    """Every task by name, those of this folder and those registered elsewhere."""
+    """Every task by name: those of this folder, and those registered elsewhere."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(_TASKS.items()))
@@ -115,7 +127,8 @@ def find(name: str) -> type[Task]:
     return tasks[name]
 
 
-def nearest(name: str, known: Any) -> str:
-    """ ": did you mean ...?" where something is near, else the list of what there is."""
-    close = difflib.get_close_matches(name, list(known), 1, 0.5)
+def nearest(name: str, known: Iterable[str]) -> str:
+    """ ": did you mean ...?" if a known name is similar, else the list of known names."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, 1, 0.5)
     return f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(map(repr, known))}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
-from spidersilk.lab.data.sets import PTB, ptb
-from spidersilk.lab.tasks import Task, register
+from spidersilk.lab.data.published import PTB
+from spidersilk.lab.data.sets import ptb
+from spidersilk.lab.tasks import Options, Task, register
+from spidersilk.lab.tasks import State as Saved
 from spidersilk.loop.batches import Anchor, Small
 from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.operator.stream import fresh_seed
@@ -72,10 +74,10 @@ class Chunks:
     def _end_loop(self) -> None:
         self.left = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Saved:
         return {"seed": self.seed, "step": self.step, "loop": self.loop, "left": self.left, **self.used}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Saved) -> None:
         self.seed, self.step, self.loop, self.left = (state[k] for k in ("seed", "step", "loop", "left"))
         self.used = {which: state[which] for which in self.used}
 
@@ -84,30 +86,22 @@ class Chunks:
 class Language(Task):
     name = "language"
     about = "LSTM language model on PTB (Algorithm 2), vocabulary 1000 or 10000"
-    options: ClassVar[dict[str, Any]] = {
-        "vocabulary": 1000,
-        "embedding": 128,
-        "hidden": 1024,
-        "length": 35,
-        "printed": False,
-        "train_tokens": None,
-        "eval_tokens": 20_000,
-        "eval_pieces": 100,
-    }
-    settings: ClassVar[dict[str, Any]] = {"lr": 0.2, "anchor_batch_size": 40, "batch_size": 20, "inner_steps": 2}
+    options: ClassVar[Options] = {"vocabulary": 1000, "embedding": 128, "hidden": 1024, "length": 35, "printed": False,
+                                  "train_tokens": None, "eval_tokens": 20_000, "eval_pieces": 100}  # fmt: skip
+    settings: ClassVar[Options] = {"lr": 0.2, "anchor_batch_size": 40, "batch_size": 20, "inner_steps": 2}
 
-    def __init__(self, options: dict[str, Any], data_dir: Path | str | None, device: torch.device):
+    def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
         texts, words = ptb(data_dir, self.given["vocabulary"])
         self.data_name = f"PTB, vocabulary {len(words)}"
         self.text = {part: text[: self.given["train_tokens"]] for part, text in texts.items()}
         self.model = LanguageModel(len(words), self.given["embedding"], self.given["hidden"]).to(device)
         self.samples = len(self.text["train"]) // self.given["length"]  # a sample is a row of `length` tokens
-        self.point_of_old_state = "previous"
+        self.reference: str | None = "previous"
         self._pending: dict[str, State] = {}
 
     @classmethod
-    def files(cls, options: dict[str, Any]) -> list[File]:
+    def files(cls, options: Options) -> list[File]:
         return list(PTB.values())
 
     def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> Chunks:
@@ -119,7 +113,7 @@ class Language(Task):
         return Chunks(lengths, self.rows, as_inner_length(inner), fresh_seed(generator), self.given["printed"])
 
     def _matrix(self, text: Tensor, rows: int) -> Tensor:
-        """The text in `rows` contiguous pieces."""
+        """The text as `rows` contiguous rows."""
         columns = len(text) // rows
         if columns <= self.given["length"]:
             raise ValueError(
@@ -140,7 +134,7 @@ class Language(Task):
             self.state[which] = self._zero_state(self.rows[which])  # lines 4-7: a new pass over the text
             if which == "small":
                 self.old_state = self.state[which]
-        old = point == "reference" and self.point_of_old_state == "previous"
+        old = point == "reference" and self.reference == "previous"
         start = self.old_state if old else self.state[which]
         loss, after = self._chunk_loss(self.matrix[which], chunk, start)
         if point != "reference":
@@ -159,14 +153,17 @@ class Language(Task):
         self.state.update(self._pending)
         self._pending = {}
 
+    def set_reference(self, reference: str | None) -> None:
+        self.reference = reference
+
     def size(self, batch: tuple[str, int]) -> int:
         return self.rows[batch[0]]
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Mean loss per token on `eval_tokens` of training and validation text, in pieces from all over it."""
+        """Mean loss per token on `eval_tokens` tokens from all over the training text, and the validation text."""
         self.model.eval()
-        told = {}
+        metrics = {}
         for part, name in (("train", "train_loss"), ("valid", "valid_loss")):
             matrix = self._spread(self.text[part])
             state = self._zero_state(len(matrix))
@@ -174,13 +171,13 @@ class Language(Task):
             for chunk in range(self._chunks(matrix)):
                 loss, state = self._chunk_loss(matrix, chunk, state)
                 losses.append(loss.double())
-            told[name] = float(torch.stack(losses).mean())
+            metrics[name] = float(torch.stack(losses).mean())
         self.model.train()
-        return told
+        return metrics
 
     def _spread(self, text: Tensor) -> Tensor:
-        """Pieces of the text as rows. Training reads the text in order, so tokens next to one another have been read at
-        about the same time: the pieces begin at multiples of the golden ratio, in step with no number of rows."""
+        """Passages of the text, as rows. Training reads the text in order, so neighbouring tokens were read at about
+        the same time. The passages start at multiples of the golden ratio, which no number of rows divides evenly."""
         tokens = min(len(text), self.given["eval_tokens"])
         count = max(1, min(self.given["eval_pieces"], tokens // (5 * self.given["length"] + 1)))
         columns = tokens // count
@@ -189,9 +186,9 @@ class Language(Task):
         starts = [int(i * GOLDEN % 1 * (len(text) - columns + 1)) for i in range(count)]
         return torch.stack([text[i : i + columns] for i in starts]).to(self.device)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Saved:
         return {"state": {which: list(state) for which, state in self.state.items()}, "old": list(self.old_state)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Saved) -> None:
         self.state = {which: (s[0].to(self.device), s[1].to(self.device)) for which, s in state["state"].items()}
         self.old_state = state["old"][0].to(self.device), state["old"][1].to(self.device)

@@ -1,4 +1,4 @@
-"""l2-regularised logistic regression with a known optimum: where variance reduction is known to win."""
+"""l2-regularised logistic regression with a known optimum: variance reduction is known to win here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,34 +14,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File, cache_folder
-from spidersilk.lab.data.sets import BINARY, LIBSVM, binary, image_files
-from spidersilk.lab.tasks import Task, nearest, register
-from spidersilk.loop.lengths import InnerLength
-from spidersilk.loop.loader import AnchorLoader
+from spidersilk.lab.data.published import LIBSVM, image_files
+from spidersilk.lab.data.sets import BINARY, binary
+from spidersilk.lab.tasks import Options, Task, nearest, register
 
 
 @register
 class Logistic(Task):
     name = "logistic"
     about = "l2 logistic regression, f - f* known: breast-cancer, digits, mnist (even or odd), a9a, w8a"
-    options: ClassVar[dict[str, Any]] = {"data": "breast-cancer"}
-    settings: ClassVar[dict[str, Any]] = {
-        "lr": 4.0,
-        "anchor_batch_size": None,
-        "batch_size": 50,
-        "inner_steps": "theorem-2",
-        "k1": 0.1,
-        "k2": 0.1,
-    }
+    options: ClassVar[Options] = {"data": "breast-cancer"}
+    settings: ClassVar[Options] = {"lr": 4.0, "anchor_batch_size": None, "batch_size": 50, "inner_steps": "theorem-2",
+                                   "k1": 0.1, "k2": 0.1}  # fmt: skip
 
-    def __init__(self, options: dict[str, Any], data_dir: Path | str | None, device: torch.device):
+    def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
         name = self.given["data"]
         if name not in BINARY:
             raise ValueError(f"data = {name!r} is not known{nearest(str(name), BINARY)}")
         features, labels = binary(name, data_dir)
         self.data_name = name
-        self.signed = (features * labels[:, None]).to(device)
+        self.train = self.signed = (features * labels[:, None]).to(device)
         self.samples = len(self.signed)
         self.lam = 1 / self.samples
         self.optimum = minimum(self.signed.cpu(), self.lam)
@@ -49,18 +42,12 @@ class Logistic(Task):
         nn.init.zeros_(self.linear.weight)
 
     @classmethod
-    def files(cls, options: dict[str, Any]) -> list[File]:
+    def files(cls, options: Options) -> list[File]:
         name = options["data"]
         return [LIBSVM[name][0]] if name in LIBSVM else image_files(name) if name == "mnist" else []
 
-    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> AnchorLoader:
-        return AnchorLoader(self.signed, anchor, small, inner, loops=10**9, generator=generator)
-
     def loss(self, batch: Tensor, point: str | None) -> Tensor:
         return F.softplus(-self.linear(batch)).mean() + 0.5 * self.lam * self.linear.weight.square().sum()
-
-    def size(self, batch: Tensor) -> int:
-        return len(batch)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
-from spidersilk.lab.data.sets import ML_100K, ml_1m_file, movielens
-from spidersilk.lab.tasks import Task, register
-from spidersilk.loop.lengths import InnerLength
-from spidersilk.loop.loader import AnchorLoader
+from spidersilk.lab.data.published import ML_100K, ml_1m_file
+from spidersilk.lab.data.sets import movielens
+from spidersilk.lab.tasks import Options, Task, register
 
 
 class Factors(nn.Module):
@@ -36,16 +35,11 @@ class Factors(nn.Module):
 class Ranking(Task):
     name = "ranking"
     about = "BPR matrix factorisation on MovieLens 100k or 1m: AUC and precision@10 on held-out items"
-    options: ClassVar[dict[str, Any]] = {"data": "100k", "rank": 20, "held_out": 0.2, "split_seed": 0}
-    settings: ClassVar[dict[str, Any]] = {
-        "lr": 1.0,
-        "inner_lr_end": 0.1,
-        "anchor_batch_size": 1030,
-        "batch_size": 103,
-        "inner_steps": 10,
-    }
+    options: ClassVar[Options] = {"data": "100k", "rank": 20, "held_out": 0.2, "split_seed": 0}
+    settings: ClassVar[Options] = {"lr": 1.0, "inner_lr_end": 0.1, "anchor_batch_size": 1030, "batch_size": 103,
+                                   "inner_steps": 10}  # fmt: skip
 
-    def __init__(self, options: dict[str, Any], data_dir: Path | str | None, device: torch.device):
+    def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
         if str(self.given["data"]) not in ("100k", "1m"):
             raise ValueError(f"data = {self.given['data']!r} is not known; there are '100k', '1m'")
@@ -53,43 +47,37 @@ class Ranking(Task):
         self.data_name = f"MovieLens {str(self.given['data']).upper()}"
         generator = torch.Generator().manual_seed(self.given["split_seed"])
         order = torch.randperm(len(pairs), generator=generator)
-        held = int(len(pairs) * self.given["held_out"])
-        self.train = pairs[order[held:]].to(device)
-        self.samples = len(self.train)
+        test_count = int(len(pairs) * self.given["held_out"])
+        train = self.train = pairs[order[test_count:]].to(device)
+        self.samples = len(train)
         self.seen = torch.zeros(users, items, dtype=torch.bool, device=device)
-        self.seen[self.train[:, 0], self.train[:, 1]] = True
+        self.seen[train[:, 0], train[:, 1]] = True
         self.wanted = torch.zeros_like(self.seen)
-        test = pairs[order[:held]].to(device)
+        test = pairs[order[:test_count]].to(device)
         self.wanted[test[:, 0], test[:, 1]] = True
         self.items = items
         self.model = self.factors = Factors(users, items, self.given["rank"]).to(device)
         # A fixed sample of triples to measure the training loss on.
-        self._probe = self.train[torch.randperm(self.samples, generator=generator)[:20_000].to(device)]
+        self._probe = train[torch.randperm(self.samples, generator=generator)[:20_000].to(device)]
         self._probe_negatives = self._negatives(self._probe[:, 0], generator)
 
     @classmethod
-    def files(cls, options: dict[str, Any]) -> list[File]:
+    def files(cls, options: Options) -> list[File]:
         return [ML_100K if str(options["data"]) == "100k" else ml_1m_file(None)]
 
     def _negatives(self, users: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """An item each that the user has not rated in training: the first such of eight draws."""
+        """For each user an item without a rating in training: the first such of eight draws."""
         drawn = torch.randint(self.items, (len(users), 8), generator=generator).to(self.device)
         fresh = ~self.seen[users[:, None], drawn]
         return drawn.gather(1, fresh.int().argmax(1, keepdim=True)).squeeze(1)
 
-    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> AnchorLoader:
-        return AnchorLoader(self.train, anchor, small, inner, loops=10**9, generator=generator)
-
     def loss(self, batch: Tensor, point: str | None) -> Tensor:
-        """Negatives come from torch's own generator, so that both points of a step see the same ones."""
+        """Negatives come from torch's global generator, so both points of a step see the same ones."""
         users, items = batch.unbind(1)
         return self._triple_loss(users, items, self._negatives(users))
 
     def _triple_loss(self, users: Tensor, items: Tensor, negatives: Tensor) -> Tensor:
         return F.softplus(self.model(users, negatives) - self.model(users, items)).mean()
-
-    def size(self, batch: Tensor) -> int:
-        return len(batch)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

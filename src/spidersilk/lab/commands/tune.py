@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from spidersilk.lab.commands import app, console, options
 from spidersilk.lab.experiments.tuning import Tuning, check_settings, default_name, methods_of, tune
+from spidersilk.lab.report import tuned_page
 from spidersilk.lab.run import methods as optimizers
 from spidersilk.lab.run.config import RunConfig, apply_settings
 from spidersilk.lab.run.machine import command
 
 
+@app.command("tune", epilog="Example: spidersilk tune logistic --set data=w8a --budget 10 --jobs 2")
 def tune_command(
-    task: Annotated[str, typer.Argument(help="a task of `spidersilk list`")],
-    settings: Annotated[list[str] | None, typer.Option("--set", "-s", help="key=value, as often as needed")] = None,
+    task: options.TaskName,
+    settings: options.Settings = None,
     methods: Annotated[str, typer.Option("--methods", help="names, separated by commas; all if empty")] = "",
     trials: Annotated[int, typer.Option("--trials", min=1, help="how many for each method")] = 8,
     budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for a trial")] = 1.0,
@@ -25,16 +28,14 @@ def tune_command(
         float | None, typer.Option("--final-budget", help="for the best of each (four times a trial's)")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="how many, for the best of each")] = 3,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="runs side by side")] = 1,
+    jobs: options.Jobs = 1,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
-    out: Annotated[Path, typer.Option("--out", help="folder of the runs")] = Path("runs/tune"),
+    out: options.Folder = Path("runs/tune"),
     to: Annotated[Path, typer.Option("--to", help="folder of the JSON file")] = Path("results/tune"),
     name: Annotated[str | None, typer.Option("--name", help="of the JSON file, in place of tune_TASK_OPTIONS")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the JSON file that is there")] = False,
-    time_limit: Annotated[
-        float | None, typer.Option("--time-limit", help="seconds after which no run is started")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="folder of the data sets")] = None,
+    resume: options.Resume = False,
+    time_limit: options.TimeLimit = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """The same number of trials for every method, then the best of each over seeds: queries and seconds to a target."""
     base = apply_settings(RunConfig(task, "sgd"), settings or [])
@@ -46,4 +47,11 @@ def tune_command(
     path = to / (default_name(base) if name is None else f"{name.removesuffix('.json')}.json")
     longest = 4 * budget if final_budget is None else final_budget
     tuning = Tuning(base, chosen, trials, budget, longest, seeds, path)
-    tune(tuning, tuning.folder(out), Console(), jobs=jobs, resume=resume, command=command(), time_limit=time_limit)
+    whole = tune(
+        tuning, tuning.folder(out), console, jobs=jobs, resume=resume, command=command(), time_limit=time_limit
+    )
+    record = json.loads(path.read_text())
+    console.print(tuned_page.console_table(record))
+    if edges := tuned_page.edges(record):
+        console.print(f"the best step size is the smallest or largest tried: {edges}; more --trials may improve it")
+    console.print(f"{'all' if whole else 'not all'} runs were done; {path}")

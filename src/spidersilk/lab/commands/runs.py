@@ -1,0 +1,95 @@
+"""Single runs and comparisons: `list`, `run`, `compare`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spidersilk.lab.commands import app, console, finish, options, rich_table
+from spidersilk.lab.report import html
+from spidersilk.lab.run import batch
+from spidersilk.lab.run.config import RunConfig, apply_settings, from_yaml
+from spidersilk.lab.run.curve import load_run
+from spidersilk.lab.run.folder import Summary
+from spidersilk.lab.run.machine import command
+from spidersilk.lab.run.methods import METHODS
+from spidersilk.lab.run.team import team
+from spidersilk.lab.tasks import all_tasks
+
+
+@app.command("list", epilog="Example: spidersilk list")
+def list_command() -> None:
+    """The tasks with their options, and the optimizers."""
+    rows = [[n, t.about, ", ".join(f"{k}={v}" for k, v in t.options.items())] for n, t in all_tasks().items()]
+    console.print(rich_table("", ["task", "what it is", "options (--set)"], rows))
+    console.print(rich_table("", ["optimizer", "what it is"], [[name, m.about] for name, m in METHODS.items()]))
+
+
+@app.command("run", epilog="Example: spidersilk run image --optimizer sparse-sgd --set data=digits --set budget=5")
+def run_command(
+    task: Annotated[str | None, typer.Argument(help="a task of `spidersilk list`")] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", "-o", help="one of `spidersilk list`")] = "sparse-svrg",
+    settings: options.Settings = None,
+    config: Annotated[Path | None, typer.Option("--config", help="a YAML file in place of task and optimizer")] = None,
+    name: Annotated[str, typer.Option(help="folder name of the run")] = "",
+    seeds: options.Seeds = 1,
+    jobs: options.Jobs = 1,
+    resume: options.Resume = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="autocast to bfloat16")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="compile the model")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write TensorBoard's files too")] = False,
+    out: options.Folder = Path("runs"),
+    data_dir: options.DataDir = None,
+) -> None:
+    """One run (or one for each seed), to the budget, into a folder with config, metrics and summary."""
+    if (task is None) == (config is None):
+        raise ValueError("give a task or a --config, one of the two")
+    if jobs > 1 and team().world > 1:
+        raise ValueError(f"--jobs {jobs} under torchrun: its ranks train one run after the other, so leave it out")
+    one = apply_settings(from_yaml(config) if config is not None else RunConfig(str(task), optimizer), settings or [])
+    given = {"name": name, "bf16": bf16, "compile": compiled, "tensorboard": tensorboard, "data_dir": data_dir}
+    one = replace(one, **{key: str(v) if key == "data_dir" else v for key, v in given.items() if v})
+    _run([one], seeds, jobs, resume, out)
+
+
+@app.command("compare", epilog="Example: spidersilk compare logistic --optimizers svrg,sparse-svrg --budget 20")
+def compare_command(
+    task: options.TaskName,
+    chosen: Annotated[str, typer.Option("--optimizers", help="names, separated by commas")],
+    budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for each")] = 2.0,
+    settings: options.Settings = None,
+    seeds: options.Seeds = 1,
+    jobs: options.Jobs = 1,
+    resume: options.Resume = False,
+    out: options.Folder = Path("runs/compare"),
+    data_dir: options.DataDir = None,
+) -> None:
+    """Several optimizers on one task at equal queries, and their report."""
+    common = {"budget": budget, "eval_every": budget / 40, "data_dir": None if data_dir is None else str(data_dir)}
+    configs = [apply_settings(RunConfig(task, name.strip(), **common), settings or []) for name in chosen.split(",")]
+    _run(configs, seeds, jobs, resume, out, title=f"{task}: {chosen}")
+
+
+def _run(configs: list[RunConfig], seeds: int, jobs: int, resume: bool, out: Path, title: str = "") -> None:
+    """Run the configs, print a table, and write a report if there is a title for it."""
+    configs = batch.with_seeds(configs, seeds)
+    summaries = batch.run_all(configs, out, jobs=jobs, resume=resume, console=console)
+    head = ["run", "status", "queries / N", "seconds", "train loss", "more"]
+    console.print(rich_table("", head, [_cells(c, s) for c, s in zip(configs, summaries, strict=True)]))
+    for config, summary in zip(configs, summaries, strict=True):
+        if summary["reason"]:
+            console.print(f"{config.name}: {summary['reason']}")
+    curves = [load_run(out / c.name) for c, s in zip(configs, summaries, strict=True) if s["status"] != "failed"]
+    if title and curves:
+        console.print(f"report: {html.write(html.sections_of(curves), out / 'report.html', title, command())}")
+    finish(summaries)
+
+
+def _cells(config: RunConfig, summary: Summary) -> list[str]:
+    last, shown = summary["last"], ("queries", "seconds", "train_loss")
+    more = [f"{k} {v:.4g}" for k, v in last.items() if k not in (*shown, "samples", "updates", "v_norm")]
+    cells = [f"{last[k]:.4g}" if k in last else "" for k in shown]
+    return [config.name, summary["status"], *cells, ", ".join(more)]

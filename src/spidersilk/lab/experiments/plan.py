@@ -1,0 +1,128 @@
+"""Which runs of an experiment are made: chosen by name, in an order, with the data that is available."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+from spidersilk.lab.experiments.paper import Experiments, Part, on_embedded_data
+from spidersilk.lab.run import collect
+from spidersilk.lab.run.config import RunConfig, apply_settings
+from spidersilk.lab.tasks import find, nearest
+
+
+def choose(
+    known: Experiments,
+    what: str,
+    only: str = "",
+    budget: float | None = None,
+    seeds: int = 1,
+    settings: Iterable[str] = (),
+) -> Experiments:
+    """The experiments named in `what`, with the runs that `only` names, in its order.
+
+    `budget` limits the budget of each run. With several seeds each run is repeated, and its name says the seed.
+    """
+    names = [name.strip() for name in what.split(",")]
+    for name in names:
+        if name not in (*known, "all"):
+            raise ValueError(f"there is no experiment {name!r}{nearest(name, [*known, 'all'])}")
+    patterns = _patterns(only)
+    unused = set(patterns)
+    chosen: Experiments = {}
+    for name, part in _parts({n: p for n, p in known.items() if n in names or "all" in names}):
+        matches = {p: [c for c in part.configs if fnmatch(c.name, p)] for p in patterns}
+        unused -= {pattern for pattern, configs in matches.items() if configs}
+        configs = {c.name: apply_settings(c, list(settings)) for p in patterns for c in matches[p]}.values()
+        if budget is not None:
+            configs = [replace(c, budget=min(budget, c.budget)) for c in configs]
+        if configs:
+            repeated = [_seeded(c, seed) for seed in range(seeds) for c in configs]
+            chosen.setdefault(name, []).append(replace(part, configs=repeated))
+    if unused:
+        missed = min(unused, key=patterns.index)
+        every = [c.name for _, part in _parts(known) for c in part.configs]
+        raise ValueError(f"--only {missed!r} names no run{nearest(missed, every)}")
+    return chosen
+
+
+def _patterns(only: str) -> list[str]:
+    return [pattern.strip() for pattern in only.split(",") if pattern.strip()] or ["*"]
+
+
+def _parts(experiments: Experiments) -> list[tuple[str, Part]]:
+    return [(name, part) for name, parts in experiments.items() for part in parts]
+
+
+def _seeded(config: RunConfig, seed: int) -> RunConfig:
+    return config if seed == 0 else replace(config, seed=config.seed + seed, name=f"{config.name}-seed{seed}")
+
+
+def name_without_seed(config: RunConfig) -> str:
+    return config.name.removesuffix(f"-seed{config.seed}")
+
+
+def in_order(experiments: Experiments, only: str = "") -> list[RunConfig]:
+    """All runs, seed by seed; within a seed in the order of the patterns of `only`, then of the experiments."""
+    patterns = _patterns(only)
+
+    def place(config: RunConfig) -> tuple[int, int]:
+        name = name_without_seed(config)
+        return config.seed, next((i for i, p in enumerate(patterns) if fnmatch(name, p)), len(patterns))
+
+    return sorted((c for _, part in _parts(experiments) for c in part.configs), key=place)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run as it is planned, the run that is made for it (None if there is none), and why the two differ."""
+
+    config: RunConfig
+    run: RunConfig | None
+    missing: str = ""
+
+
+def planned_runs(configs: Iterable[RunConfig], stand_in: bool = True) -> list[PlannedRun]:
+    """Each config with its run. If its data is not available, digits may stand in. Several configs may then share a
+    run, which is made for the first of them."""
+    planned: list[PlannedRun] = []
+    for config in configs:
+        missing = find(config.task).missing_data(config.options, config.data_dir)
+        if missing is None:
+            planned.append(PlannedRun(config, config))
+            continue
+        other = on_embedded_data(config) if stand_in else None
+        reason = f"{'digits stand in, as ' if other else ''}{missing}"
+        is_made = other in [p.run for p in planned]
+        planned.append(PlannedRun(config, None if is_made else other, reason))
+    return planned
+
+
+def path_of(folder: Path, experiment: str) -> Path:
+    """The file in which the runs of an experiment are collected."""
+    return folder / f"paper_{experiment}.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run, by the name of the planned run, and what is collected already."""
+
+    experiments: Experiments
+    runs: dict[str, PlannedRun]
+    collected: dict[str, dict[str, collect.Packed]]
+
+    def experiment_of(self, name: str) -> str:
+        """The experiment of a planned run, or of a run that stands in for it."""
+        originals = {p.run.name: p.config.name for p in self.runs.values() if p.run is not None}
+        original = originals.get(name, name)
+        return next(e for e, part in _parts(self.experiments) if original in [c.name for c in part.configs])
+
+
+def make_plan(experiments: Experiments, only: str, collect_to: Path | None, stand_in: bool) -> Plan:
+    """Runs that are finished in the files of `collect_to` are not made again."""
+    collected = {name: collect.load(path_of(collect_to, name)) if collect_to else {} for name in experiments}
+    done = {c.name for name, part in _parts(experiments) for c in part.configs if collect.is_done(c, collected[name])}
+    todo = [c for c in in_order(experiments, only) if c.name not in done]
+    return Plan(experiments, {planned.config.name: planned for planned in planned_runs(todo, stand_in)}, collected)

@@ -1,0 +1,66 @@
+"""What a run measures of its optimizer: the entropy of M, |v|, and the averages of what small steps report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import spidersilk as silk
+
+
+class Meter:
+    """The measures of one optimizer on one model; its state is in the checkpoint."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer):
+        self.model, self.optimizer = model, optimizer
+        self.memory: list[Tensor] = []  # kept for a dense method, if the config asks for it
+        self.sums: dict[str, tuple[float, int]] = {}  # sums and counts since the last row of metrics
+        self.saved_v_norm: float | None = None
+
+    def add(self, measures: silk.Measures) -> None:
+        """Add what a small step reports to the averages of the next row."""
+        for name in ("captured", "noise", "rtop_variance"):
+            value = getattr(measures, name)
+            if math.isfinite(value):
+                total, count = self.sums.get(name, (0.0, 0))
+                self.sums[name] = total + value, count + 1
+
+    def update_memory(self, decay: float) -> None:
+        """The memory that a dense method would have: it starts from |v| and is averaged at each step."""
+        sizes = [p.grad.detach().abs() for p in self.model.parameters() if p.grad is not None]
+        if not self.memory:
+            self.memory = sizes
+            return
+        for memory, size in zip(self.memory, sizes, strict=True):
+            memory.mul_(1 - decay).add_(size, alpha=decay)
+
+    def row(self) -> dict[str, float]:
+        """The measures since the last row."""
+        measures: dict[str, float] = {}
+        memory = self.memory or self._states("memory")
+        if memory and any(bool(m.any()) for m in memory):
+            measures["entropy"] = silk.entropy(torch.cat([m.reshape(-1) for m in memory]))
+        if (v_norm := self.v_norm()) is not None:
+            measures["v_norm"] = v_norm
+        measures |= {name: total / count for name, (total, count) in self.sums.items()}
+        self.sums = {}
+        return measures
+
+    def v_norm(self) -> float | None:
+        """|v| of the estimate, or of the last gradient if there is none; right after a resumption, the saved one."""
+        v = self._states("estimate") or [p.grad for p in self.model.parameters() if p.grad is not None]
+        return float(torch.stack([g.detach().double().norm() for g in v]).norm()) if v else self.saved_v_norm
+
+    def _states(self, name: str) -> list[Tensor]:
+        return [s[name] for s in self.optimizer.state.values() if isinstance(s, dict) and name in s]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"memory": self.memory, "sums": self.sums, "v_norm": self.v_norm()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.memory, self.saved_v_norm = state["memory"], state["v_norm"]
+        self.sums = {name: (total, count) for name, (total, count) in state["sums"].items()}
