@@ -95,6 +95,11 @@ def new_estimate(
     return v_anchor + change
 
 
+def where_it_moves(move: str, selection: Selection, new: Tensor, old: Tensor) -> Tensor:
+    """`new` on the coordinates that move: all, or the selected ones; `old` elsewhere."""
+    return new if move == "all" else torch.where(mask(selection), new, old)
+
+
 def algorithm_1(
     gradient: Gradient,
     x0: Tensor,
@@ -145,10 +150,6 @@ def algorithm_1(
         trace.selected_from.append(memory)
         return selection
 
-    def update_memory(memory: Tensor, v: Tensor, selection: Selection) -> Tensor:
-        new = memory_decay * v.abs() + (1 - memory_decay) * memory
-        return torch.where(mask(selection), new, memory) if move == "selected" else new
-
     x = x0.clone()
     memory: Tensor | None = None
     if memory_batch:
@@ -189,9 +190,9 @@ def algorithm_1(
             v = new_estimate(reference, scaling, v, v_anchor, y, selection)  # 11
             moved = v
             if selection is not None:
-                memory = update_memory(memory, v, selection)  # 12
-                if move == "selected":
-                    moved = torch.where(mask(selection), v, 0)
+                new = memory_decay * v.abs() + (1 - memory_decay) * memory
+                memory = where_it_moves(move, selection, new, memory)  # 12
+                moved = where_it_moves(move, selection, v, torch.zeros_like(v))
         ends.append(x)  # 13
     trace.output = x if output == "last" else ends[int(torch.randint(len(ends), (), generator=generator))]
     return trace

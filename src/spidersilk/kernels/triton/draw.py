@@ -204,24 +204,10 @@ def _draw_tile(
 
 @triton.jit(do_not_specialize=["d", "tiles", "sure", "span", "shift", "index_bits"])
 def draw(
-    memory_ptr,
-    scratch_ptr,
-    counter_ptr,
-    d,
-    tiles,
-    sure,
-    span,
-    shift,
-    index_bits,
-    LISTS_AT: tl.constexpr,
-    BITMAPS_AT: tl.constexpr,
-    BINS: tl.constexpr,
-    NARROW: tl.constexpr,
-    LEVELS: tl.constexpr,
-    WORDS: tl.constexpr,
-    MAX: tl.constexpr,
-    DRAWS: tl.constexpr,
-):
+    memory_ptr, scratch_ptr, counter_ptr, d, tiles, sure, span, shift, index_bits, LISTS_AT: tl.constexpr,
+    BITMAPS_AT: tl.constexpr, BINS: tl.constexpr, NARROW: tl.constexpr, LEVELS: tl.constexpr, WORDS: tl.constexpr,
+    MAX: tl.constexpr, DRAWS: tl.constexpr,
+):  # fmt: skip
     """Mark and count, for each program's run, the top part and those outside it that are surely drawn; list others."""
     pid = tl.program_id(0)
     programs = tl.num_programs(0)

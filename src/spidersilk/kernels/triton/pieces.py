@@ -26,15 +26,8 @@ def _address(table_ptr, starts_ptr, index, mask, like_ptr, PIECES: tl.constexpr,
 
 @triton.jit(do_not_specialize=["k"])
 def gather(
-    table_ptr,
-    starts_ptr,
-    indices_ptr,
-    out_ptr,
-    k,
-    PIECES: tl.constexpr,
-    LOG: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    table_ptr, starts_ptr, indices_ptr, out_ptr, k, PIECES: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """out := what the tensors have at the indices; a tensor that is not there counts as zeros."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < k
@@ -45,15 +38,8 @@ def gather(
 
 @triton.jit(do_not_specialize=["k"])
 def scatter(
-    table_ptr,
-    starts_ptr,
-    indices_ptr,
-    values_ptr,
-    k,
-    PIECES: tl.constexpr,
-    LOG: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    table_ptr, starts_ptr, indices_ptr, values_ptr, k, PIECES: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The tensors at the indices := values."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < k
@@ -64,17 +50,9 @@ def scatter(
 
 @triton.jit
 def _move_tile(
-    x_address,
-    grad_ptr,
-    v_ptr,
-    at,
-    size,
-    rate,
-    HAS_GRAD: tl.constexpr,
-    WORK: tl.constexpr,
-    TILE: tl.constexpr,
+    x_address, grad_ptr, v_ptr, at, size, rate, HAS_GRAD: tl.constexpr, WORK: tl.constexpr, TILE: tl.constexpr,
     FULL: tl.constexpr,
-):
+):  # fmt: skip
     dtype = v_ptr.dtype.element_ty
     offsets = at + tl.arange(0, TILE)
     mask = offsets < size
@@ -96,22 +74,10 @@ def _move_tile(
 
 @triton.jit(do_not_specialize=["rate_high", "rate_low"])
 def move(
-    table_ptr,
-    starts_ptr,
-    sizes_ptr,
-    first_tiles_ptr,
-    grad_ptr,
-    v_ptr,
-    flag_ptr,
-    rate_ptr,
-    rate_high,
-    rate_low,
-    HAS_GRAD: tl.constexpr,
-    RATE_ON_DEVICE: tl.constexpr,
-    PIECES: tl.constexpr,
-    WORK: tl.constexpr,
+    table_ptr, starts_ptr, sizes_ptr, first_tiles_ptr, grad_ptr, v_ptr, flag_ptr, rate_ptr, rate_high, rate_low,
+    HAS_GRAD: tl.constexpr, RATE_ON_DEVICE: tl.constexpr, PIECES: tl.constexpr, WORK: tl.constexpr,
     TILE: tl.constexpr,
-):
+):  # fmt: skip
     """One tile of one tensor: x := x - rate v and gradient := v; if the flag is up, x stays and the gradient is 0."""
     pid = tl.program_id(0)
     piece = tl.sum((tl.load(first_tiles_ptr + tl.arange(0, PIECES)) <= pid).to(tl.int32), axis=0) - 1

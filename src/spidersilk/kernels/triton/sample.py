@@ -180,18 +180,9 @@ def _sample(memory_ptr, i, d, word, MAX: tl.constexpr, SAMPLES: tl.constexpr):
 
 @triton.jit
 def _guess(
-    memory_ptr,
-    scratch_ptr,
-    pid,
-    d,
-    word,
-    high_rank,
-    low_rank,
-    SAMPLE: tl.constexpr,
-    OWN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    MAX: tl.constexpr,
-):
+    memory_ptr, scratch_ptr, pid, d, word, high_rank, low_rank, SAMPLE: tl.constexpr, OWN: tl.constexpr,
+    CHUNK: tl.constexpr, MAX: tl.constexpr,
+):  # fmt: skip
     """Rank OWN of SAMPLE keys among all of them; those with the two given ranks become the guessed bounds."""
     mine = pid * OWN + tl.arange(0, OWN)
     keys = _sample(memory_ptr, mine, d, word, MAX, SAMPLE)
@@ -212,19 +203,9 @@ def _guess(
 
 @triton.jit(do_not_specialize=["d", "high_rank", "low_rank", "words"])
 def start(
-    memory_ptr,
-    scratch_ptr,
-    counter_ptr,
-    d,
-    high_rank,
-    low_rank,
-    words,
-    SAMPLE: tl.constexpr,
-    OWN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CLEAR: tl.constexpr,
-    MAX: tl.constexpr,
-):
+    memory_ptr, scratch_ptr, counter_ptr, d, high_rank, low_rank, words, SAMPLE: tl.constexpr, OWN: tl.constexpr,
+    CHUNK: tl.constexpr, CLEAR: tl.constexpr, MAX: tl.constexpr,
+):  # fmt: skip
     """Guess bounds of the threshold (the first SAMPLE / OWN programs); clear the scratch (the others)."""
     pid = tl.program_id(0)
     if pid < SAMPLE // OWN:
@@ -239,17 +220,9 @@ def start(
 
 @triton.jit(do_not_specialize=["d", "high_rank", "low_rank"])
 def refine(
-    memory_ptr,
-    scratch_ptr,
-    counter_ptr,
-    d,
-    high_rank,
-    low_rank,
-    BLOCK: tl.constexpr,
-    SAMPLES: tl.constexpr,
-    MAX: tl.constexpr,
-    BIG: tl.constexpr,
-):
+    memory_ptr, scratch_ptr, counter_ptr, d, high_rank, low_rank, BLOCK: tl.constexpr, SAMPLES: tl.constexpr,
+    MAX: tl.constexpr, BIG: tl.constexpr,
+):  # fmt: skip
     """Count BLOCK keys of a large sample: above the small sample's bounds, at the upper one, and between them by bins.
 
     The last program reads narrower bounds from that: where the two ranks of the large sample lie.

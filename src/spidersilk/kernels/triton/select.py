@@ -129,17 +129,9 @@ def _first_tile(
 
 @triton.jit(do_not_specialize=["d", "k1", "tiles"])
 def first_level(
-    memory_ptr,
-    scratch_ptr,
-    counter_ptr,
-    d,
-    k1,
-    tiles,
-    WORDS: tl.constexpr,
-    MAX: tl.constexpr,
-    BIG: tl.constexpr,
+    memory_ptr, scratch_ptr, counter_ptr, d, k1, tiles, WORDS: tl.constexpr, MAX: tl.constexpr, BIG: tl.constexpr,
     REFINED: tl.constexpr,
-):
+):  # fmt: skip
     """Count the keys above, at, between and at the other of the guessed bounds; those between by bins."""
     pid = tl.program_id(0)
     dtype = tl.int64 if MAX > 2147483647 else tl.int32
@@ -173,15 +165,9 @@ def first_level(
 
 @triton.jit(do_not_specialize=["d"])
 def next_level(
-    memory_ptr,
-    scratch_ptr,
-    counter_ptr,
-    d,
-    LEVEL: tl.constexpr,
-    TILE: tl.constexpr,
-    MAX: tl.constexpr,
+    memory_ptr, scratch_ptr, counter_ptr, d, LEVEL: tl.constexpr, TILE: tl.constexpr, MAX: tl.constexpr,
     BIG: tl.constexpr,
-):
+):  # fmt: skip
     """Count the keys of the interval by bins; nothing to do once it is a single key."""
     pid = tl.program_id(0)
     row = scratch_ptr + ROWS + 4 * LEVEL

@@ -11,20 +11,9 @@ from spidersilk.kernels.triton.sample import FAILED, ROW, TOTALS, is_last, read_
 
 @triton.jit(do_not_specialize=["programs", "tiles", "k2", "index_bits"])
 def settle(
-    memory_ptr,
-    scratch_ptr,
-    counter_ptr,
-    programs,
-    tiles,
-    k2,
-    index_bits,
-    LISTS_AT: tl.constexpr,
-    BITMAPS_AT: tl.constexpr,
-    BINS: tl.constexpr,
-    NARROW: tl.constexpr,
-    OWN: tl.constexpr,
-    WORDS: tl.constexpr,
-):
+    memory_ptr, scratch_ptr, counter_ptr, programs, tiles, k2, index_bits, LISTS_AT: tl.constexpr,
+    BITMAPS_AT: tl.constexpr, BINS: tl.constexpr, NARROW: tl.constexpr, OWN: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
     """Find the last coordinate drawn, and mark the listed ones up to it. Each program of this pass takes OWN bins.
 
     Also moves the counter on.

@@ -49,29 +49,10 @@ def _finite(x, WORK: tl.constexpr):
 
 @triton.jit
 def _advance_tile(
-    v_ptr,
-    anchor_ptr,
-    memory_ptr,
-    top_ptr,
-    random_ptr,
-    values_ptr,
-    scales_ptr,
-    at,
-    d,
-    k1,
-    k2,
-    seen1,
-    seen2,
-    scale,
-    decay,
-    FORM: tl.constexpr,
-    HAS_ANCHOR: tl.constexpr,
-    MANY_SCALES: tl.constexpr,
-    WORK: tl.constexpr,
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    FULL: tl.constexpr,
-):
+    v_ptr, anchor_ptr, memory_ptr, top_ptr, random_ptr, values_ptr, scales_ptr, at, d, k1, k2, seen1, seen2, scale,
+    decay, FORM: tl.constexpr, HAS_ANCHOR: tl.constexpr, MANY_SCALES: tl.constexpr, WORK: tl.constexpr,
+    TILE: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
     """One tile; CHUNK: how many of the next entries of each list to look at. Returns how many lay in the tile."""
     dtype = v_ptr.dtype.element_ty
     lanes = tl.arange(0, TILE)
@@ -133,31 +114,10 @@ def _advance_tile(
 
 @triton.jit(do_not_specialize=["d", "k1", "k2", "tiles", "mark", "scale_high", "scale_low", "decay_high", "decay_low"])
 def advance(
-    v_ptr,
-    anchor_ptr,
-    memory_ptr,
-    top_ptr,
-    random_ptr,
-    values_ptr,
-    scales_ptr,
-    flag_ptr,
-    d,
-    k1,
-    k2,
-    tiles,
-    mark,
-    scale_high,
-    scale_low,
-    decay_high,
-    decay_low,
-    FORM: tl.constexpr,
-    HAS_ANCHOR: tl.constexpr,
-    MANY_SCALES: tl.constexpr,
-    WORK: tl.constexpr,
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PART: tl.constexpr,
-):
+    v_ptr, anchor_ptr, memory_ptr, top_ptr, random_ptr, values_ptr, scales_ptr, flag_ptr, d, k1, k2, tiles, mark,
+    scale_high, scale_low, decay_high, decay_low, FORM: tl.constexpr, HAS_ANCHOR: tl.constexpr,
+    MANY_SCALES: tl.constexpr, WORK: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
     """v on the selection (ANCHORED: everywhere), M := decay |v| + (1 - decay) M, and is v finite?
 
     Each program takes a run of neighbouring tiles and walks along the two lists, which ascend. It looks at CHUNK

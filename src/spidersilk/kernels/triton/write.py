@@ -22,17 +22,9 @@ def _write(out_ptr, words, place, at, end, WORDS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["d", "tiles", "k1", "k2"])
 def write(
-    memory_ptr,
-    scratch_ptr,
-    out_ptr,
-    d,
-    tiles,
-    k1,
-    k2,
-    BITMAPS_AT: tl.constexpr,
-    WORDS: tl.constexpr,
+    memory_ptr, scratch_ptr, out_ptr, d, tiles, k1, k2, BITMAPS_AT: tl.constexpr, WORDS: tl.constexpr,
     DRAWS: tl.constexpr,
-):
+):  # fmt: skip
     """Write the coordinates of each program's run of tiles: of the top part from 0 on, those drawn from k1 on."""
     pid = tl.program_id(0)
     programs = tl.num_programs(0)
