@@ -56,8 +56,10 @@ class Small:
         return False
 
 
-IsAnchor = bool | Anchor | Small | Portion | None
-"""What `step(closure, anchor=...)` takes: what a loader yields, a bool, or None to let the optimizer count."""
+Marker = bool | Anchor | Small | Portion
+"""What a loader yields beside a batch: true for an anchor, false for a small batch."""
+IsAnchor = Marker | None
+"""What `step(closure, anchor=...)` takes: a marker, or None to let the optimizer count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from spidersilk.checks import check_choice, check_positive_int, check_same_settings
-from spidersilk.loop.batches import Anchor, Small
+from spidersilk.loop.batches import Anchor, Marker, Small
 from spidersilk.loop.datasets import as_tensors, count_samples, subset
 from spidersilk.loop.lengths import Adaptive, Fixed, InnerLength, as_inner_length
 from spidersilk.operator.stream import generator_at, mix
@@ -107,7 +107,7 @@ class AnchorLoader:
         self._resumed = False
         self._passes: dict[int, tuple[int, Tensor]] = {}
 
-    def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | Portion | bool]]:
+    def __iter__(self) -> Iterator[tuple[Any, Marker]]:
         if not self._resumed:
             first = self._position.loop + (self._position.update > 0 or self._position.piece > 0)
             last = first + (self.loops or _ENDLESS)
@@ -117,13 +117,9 @@ class AnchorLoader:
         if isinstance(self.inner_length, Adaptive):
             yield from self._adaptively(self.inner_length)
             return
-        steps = self._steps_from(self._position)
-        if self._tensors:
-            for indices, is_anchor, after in steps:
-                self._position = after
-                yield self._take(indices), is_anchor
-        else:
-            yield from self._through_dataloader(steps)
+        for batch, (is_anchor, after) in self._source(self._steps_from(self._position)):
+            self._position = after
+            yield batch, is_anchor
 
     def __len__(self) -> int:
         """Batches in one iteration; a loader with random lengths has no length."""
@@ -185,8 +181,8 @@ class AnchorLoader:
         size = self.micro_batch_size or self.anchor_batch_size
         return [(i, min(i + size, self.anchor_batch_size)) for i in range(0, self.anchor_batch_size, size)]
 
-    def _steps_from(self, position: Position) -> Iterator[tuple[Tensor | None, Anchor | Portion | bool, Position]]:
-        """Indices (None: the whole data set), marker, and the position after, for each batch still to come."""
+    def _steps_from(self, position: Position) -> Iterator[tuple[Tensor | None, tuple[Marker, Position]]]:
+        """For each batch still to come its indices (None: the whole data set), and marker and position after it."""
         loop, update, piece, smalls, last_loop, _ = position
         assert not isinstance(self.inner_length, Adaptive)
         while loop < last_loop:
@@ -195,14 +191,14 @@ class AnchorLoader:
             if update == 0:
                 for number, (part, marker) in enumerate(self._anchor(loop, piece, length == 0), piece):
                     after = Position(loop, 1, 0, smalls, last_loop) if length > 1 else following
-                    yield part, marker, after if marker.last else Position(loop, 0, number + 1, smalls, last_loop)
+                    yield part, (marker, after if marker.last else Position(loop, 0, number + 1, smalls, last_loop))
                 update, piece = 1, 0
             for number in range(update, length):
                 indices, portion = self._mine(self._draw(_SMALL, smalls, self.batch_size), self.batch_size)
                 smalls += 1
                 is_last = number + 1 == length
                 marker = False if portion is None else portion
-                yield indices, marker, Position(loop + is_last, 0 if is_last else number + 1, 0, smalls, last_loop)
+                yield indices, (marker, Position(loop + is_last, 0 if is_last else number + 1, 0, smalls, last_loop))
             loop, update = loop + 1, 0
 
     def _anchor(self, loop: int, piece: int, idle: bool = False) -> Iterator[tuple[Tensor | None, Anchor]]:
@@ -263,21 +259,17 @@ class AnchorLoader:
             for indices, marker in drawn:
                 yield self._take(indices), marker
             return
-        markers: deque[Any] = deque()
-        for batch in self._dataloader_over(drawn, markers):
-            yield batch, markers.popleft()
+        ahead: deque[Any] = deque()  # of batches that workers are preparing
 
-    def _dataloader_over(self, drawn: Iterator[tuple[Tensor | None, Any]], ahead: deque[Any]) -> DataLoader:
-        """A DataLoader that takes its indices from `drawn`, and leaves what came with them in `ahead`."""
-
-        def batches() -> Iterator[list[int]]:
-            for indices, more in drawn:
-                ahead.append(more)
+        def index_lists() -> Iterator[list[int]]:
+            for indices, marker in drawn:
+                ahead.append(marker)
                 yield list(range(self._size)) if indices is None else indices.tolist()
 
         # The base seed of the workers comes from a generator of its own, so that iterating leaves the global one alone.
-        options = {"generator": generator_at("cpu", self._seed, *self._position), **self._dataloader}
-        return DataLoader(self.dataset, batch_sampler=batches(), **options)  # pyright: ignore[reportArgumentType]
+        options: dict[str, Any] = {"generator": generator_at("cpu", self._seed, *self._position), **self._dataloader}
+        for batch in DataLoader(self.dataset, batch_sampler=index_lists(), **options):  # pyright: ignore
+            yield batch, ahead.popleft()
 
     def _draw(self, stream: int, number: int, size: int) -> Tensor | None:
         """The indices of batch `number` of a stream: a function of the seed and the number alone."""
@@ -299,9 +291,3 @@ class AnchorLoader:
         else:
             batch = tuple(t.index_select(0, indices.to(t.device, non_blocking=True)) for t in self._tensors)
         return batch[0] if isinstance(self.dataset, Tensor) else batch
-
-    def _through_dataloader(self, steps: Iterator[tuple[Tensor | None, Anchor | Portion | bool, Position]]) -> Iterator:
-        ahead: deque[tuple[Anchor | Portion | bool, Position]] = deque()  # of batches that workers are preparing
-        for batch in self._dataloader_over(((i, (is_anchor, after)) for i, is_anchor, after in steps), ahead):
-            is_anchor, self._position = ahead.popleft()
-            yield batch, is_anchor

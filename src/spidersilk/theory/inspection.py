@@ -129,8 +129,8 @@ def inspect(
     return measure(model, _Own(model, loss, data, n, anchor, small), lr, budget, report, adam_lr)
 
 
-class _Own:
-    """A user's model, loss and data as a `Source`."""
+class _Own(Source):
+    """A user's model, loss and data."""
 
     def __init__(self, model: nn.Module, loss: Callable, data: Any, samples: int, anchor: int, small: int):
         self.model, self._loss, self.data = model, loss, data
@@ -147,25 +147,9 @@ class _Own:
 
     def held(self) -> float:
         """In eval mode, so that dropout does not blur it and BatchNorm's statistics stay."""
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        try:
+        with undisturbed(self.model):
+            self.model.eval()
             return float(self._loss(self.model, self._held))
-        finally:
-            for module, training in modes:
-                module.training = training
-
-    def prepare(self, reference: str | None) -> None:
-        pass
-
-    def stepped(self) -> None:
-        pass
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        pass
 
 
 def measure(
