@@ -232,7 +232,7 @@ def test_move_stops_at_the_first_bad_step(dtype: torch.dtype) -> None:
     g, sizes = torch.Generator().manual_seed(0), [3, 300, 1, 256, 40]
     d = sum(sizes)
     x, v = torch.randn(d, generator=g).to(dtype), torch.randn(d, generator=g).to(dtype)
-    tensors, pieces = [piece.clone() for piece in x.split(sizes)], vectors.Pieces(sizes, "cpu")
+    tensors, pieces = [piece.clone() for piece in x.split(sizes)], vectors.FlatTensors(sizes, "cpu")
     gradient, flag = torch.zeros(d, dtype=dtype), torch.zeros(1, dtype=torch.int64)
     vectors.move(pieces, pieces.table(tensors), gradient, v, 0.1, flag)
     moved = torch.cat(tensors)
@@ -273,7 +273,7 @@ def test_gather_and_scatter_over_pieces(count: int) -> None:
     ops.scatter(tensors, sizes, indices, values)
     assert torch.equal(torch.cat(tensors), flat.index_copy(0, indices, values))
     with pytest.raises(ValueError, match="contiguous"):
-        vectors.Pieces(sizes, "cpu").table([torch.zeros(size + 1) for size in sizes])
+        vectors.FlatTensors(sizes, "cpu").table([torch.zeros(size + 1) for size in sizes])
 
 
 def test_parts_that_do_not_lie_as_they_should() -> None:

@@ -197,7 +197,7 @@ def ddp_beside_the_point(group: Any) -> float:
     training = Training(group, ddp=True, anchor_batch_size=40, batch_size=8)
     wrapper, training.called = training.called, training.model
     off = float((training.go(20) - alone).abs().max())
-    assert training.optimizer._workers._wrappers.found == [wrapper]
+    assert training.optimizer._workers._wrappers.wrappers == [wrapper]
     return off
 
 

@@ -87,11 +87,11 @@ class RowLayout:
     def __init__(self, shapes: Shapes, device: torch.device, per_tensor: bool = False):
         self.shapes = tuple((s[0], math.prod(s[1:])) if len(s) > 1 else (math.prod(s), 1) for s in shapes)
         self.d = sum(rows * length for rows, length in self.shapes)
-        found: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        by_length: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         at = number = 0
         for tensor, (rows, length) in enumerate(self.shapes):
             if rows * length:
-                found[length, tensor if per_tensor else 0].append((at, number, rows))
+                by_length[length, tensor if per_tensor else 0].append((at, number, rows))
             at, number = at + rows * length, number + rows
         self.classes = [
             RowClass(
@@ -100,7 +100,7 @@ class RowLayout:
                 torch.cat([torch.arange(rows, device=device) * length + at for at, _, rows in parts]),
                 torch.cat([torch.arange(rows, device=device) + number for _, number, rows in parts]),
             )
-            for (length, _), parts in found.items()
+            for (length, _), parts in by_length.items()
         ]
 
     def draw(
@@ -139,5 +139,5 @@ def _coordinates(parts: Sequence[tuple[Tensor, int]], values: Sequence[float] = 
     if not values:
         return coordinates, starts[:0]
     pairs = zip(parts, values, strict=True)
-    own = torch.cat([torch.full_like(s, value, dtype=torch.float64) for (s, _), value in pairs])[order]
-    return coordinates, own.repeat_interleave(lengths, output_size=k)
+    of_rows = torch.cat([torch.full_like(s, value, dtype=torch.float64) for (s, _), value in pairs])[order]
+    return coordinates, of_rows.repeat_interleave(lengths, output_size=k)

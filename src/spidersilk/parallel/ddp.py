@@ -60,9 +60,9 @@ class Wrappers:
 
     def __init__(self, params: Sequence[Tensor], group: Any):
         around = refuse_sharding(params)
-        self.found: list[Any] = [module for module in around if isinstance(module, DistributedDataParallel)]
+        self.wrappers: list[Any] = [module for module in around if isinstance(module, DistributedDataParallel)]
         self.reduces = False
-        for wrapper in self.found:
+        for wrapper in self.wrappers:
             _check(wrapper, params)
         if gc.get_freeze_count():
             warnings.warn(
@@ -70,26 +70,26 @@ class Wrappers:
                 "DistributedDataParallel from before it cannot be found, and would average again; freeze later",
                 stacklevel=2,
             )
-        if len(self.found) == 1:
-            ignored = self.found[0].parameters_to_ignore
-            inside = {id(p) for name, p in self.found[0].module.named_parameters() if name not in ignored}
-            same = dist.get_process_group_ranks(self.found[0].process_group) == dist.get_process_group_ranks(group)
+        if len(self.wrappers) == 1:
+            ignored = self.wrappers[0].parameters_to_ignore
+            inside = {id(p) for name, p in self.wrappers[0].module.named_parameters() if name not in ignored}
+            same = dist.get_process_group_ranks(self.wrappers[0].process_group) == dist.get_process_group_ranks(group)
             self.reduces = same and all(id(p) in inside for p in params)
 
     def watch(self) -> None:
         """From now on see whether the wrapper is called: it then sets this to True. A hook that counts calls would make
         torch.compile trace the model again at each of them."""
-        self.found[0].require_forward_param_sync = 1
+        self.wrappers[0].require_forward_param_sync = 1
 
     def was_called(self) -> bool:
-        called = self.found[0].require_forward_param_sync is True
-        self.found[0].require_forward_param_sync = True
+        called = self.wrappers[0].require_forward_param_sync is True
+        self.wrappers[0].require_forward_param_sync = True
         return called
 
     def __enter__(self) -> None:
         """From here on nothing is sent by a wrapper: gradients stay local, and so do buffers."""
         self._stack = ExitStack()
-        for module in self.found:
+        for module in self.wrappers:
             self._stack.enter_context(module.no_sync())
             self._stack.callback(setattr, module, "require_forward_param_sync", module.require_forward_param_sync)
             module.require_forward_param_sync = False  # buffers of rank 0 go to all in anchors alone

@@ -48,18 +48,18 @@ def smoothness(
             return 0.0  # linear in every parameter
         points, gradients = [p for p, _ in used], [g for _, g in used]
         vector = _unit([_normal(p, generator) for p in points])
-        found, calm = 0.0, 0
+        estimate, calm = 0.0, 0
         for _ in range(iterations):
             image = torch.autograd.grad(gradients, points, vector, retain_graph=True, allow_unused=True)
             image = [torch.zeros_like(p) if x is None else x for p, x in zip(points, image, strict=True)]
-            before, found = found, float(_norm(image))
-            if found == 0:
+            before, estimate = estimate, float(_norm(image))
+            if estimate == 0:
                 return 0.0
             vector = _unit(image)
-            calm = calm + 1 if abs(found - before) <= tolerance * found else 0
+            calm = calm + 1 if abs(estimate - before) <= tolerance * estimate else 0
             if calm == 3:
                 break
-    return found
+    return estimate
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ WORTH = 0.8
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found. Shares are by k as a fraction of d; seconds are of one step, here."""
+    """What `inspect` shares. Shares are by k as a fraction of d; seconds are of one step, here."""
 
     d: int
     samples: int
@@ -88,15 +88,17 @@ class Inspection:
                 f"no: {dense.method} (lr {dense.lr:g}) came to a loss of {dense.lowest:.4g}, and no sparse method did "
                 f"with the same queries; the nearest, {sparse.method} (lr {sparse.lr:g}), to {sparse.lowest:.4g}"
             )
-        told = (
+        comparison = (
             f"{sparse.method} (lr {sparse.lr:g}) needed {share:.2f} of the queries of {dense.method} (lr {dense.lr:g}) "
             f"to a loss of {dense.lowest:.4g}"
         )
         seconds = self.time(sparse)
         if share > WORTH:
-            return f"no: {told}, and {seconds:.2f} of the seconds of the fastest dense method"
+            return f"no: {comparison}, and {seconds:.2f} of the seconds of the fastest dense method"
         more = f"{seconds:.2f} of the seconds of the fastest dense method here"
-        return f"yes: {told}, and {more}" if seconds < 1 else f"yes in queries, no in time: {told}, but {more}"
+        if seconds < 1:
+            return f"yes: {comparison}, and {more}"
+        return f"yes in queries, no in time: {comparison}, but {more}"
 
 
 def inspect(
@@ -118,7 +120,7 @@ def inspect(
         it, and with twice it, and goes on with what was best. adam_lr=None leaves AdamW and SparseAdamW out.
     anchor_batch_size, batch_size: B and b; None is 1000 and 100, or less for less data.
     budget: gradient queries for each method's trial; None is a pass over the data, or 20 anchors if that is more.
-    report: is told what is being done.
+    report: is called with what is being done.
 
     The model is as before afterwards. A verdict is about the stretch of training that the trials saw: give the model as
     it is when it matters to you, and a budget to match.
@@ -135,8 +137,8 @@ class _Own(Source):
     def __init__(self, model: nn.Module, loss: Callable, data: Any, samples: int, anchor: int, small: int):
         self.model, self._loss, self.data = model, loss, data
         self.samples, self.anchor_size, self.small_size = samples, anchor, small
-        held = AnchorLoader(data, min(2000, samples), 1, 1, loops=1, generator=torch.Generator().manual_seed(1))
-        self._held = next(iter(held))[0]
+        evaluated = AnchorLoader(data, min(2000, samples), 1, 1, loops=1, generator=torch.Generator().manual_seed(1))
+        self._evaluated = next(iter(evaluated))[0]
 
     def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]:
         generator = torch.Generator().manual_seed(seed)
@@ -145,11 +147,11 @@ class _Own(Source):
     def loss(self, batch: Any, point: str | None) -> Tensor:
         return self._loss(self.model, batch)
 
-    def held(self) -> float:
+    def evaluate(self) -> float:
         """In eval mode, so that dropout does not blur it and BatchNorm's statistics stay."""
         with undisturbed(self.model):
             self.model.eval()
-            return float(self._loss(self.model, self._held))
+            return float(self._loss(self.model, self._evaluated))
 
 
 def measure(
@@ -189,7 +191,7 @@ def _captured(
     """Mean shares of energy inside the top of M, over a few loops of dense SVRG, and the mean entropy of M."""
     check_positive_int("loops", loops, "it is the number of anchors to measure at")
     optimizer = SVRG(params, lr)
-    found: dict[str, dict[float, list[float]]] = {
+    shares: dict[str, dict[float, list[float]]] = {
         name: {k: [] for k in GRID} for name in ("difference", "gradient", "half")
     }
     bits: list[float] = []
@@ -215,10 +217,10 @@ def _captured(
             continue
         difference = seen[0] - seen[1]
         for k in GRID:
-            found["difference"][k].append(captured_energy(memory, difference, k))
-            found["gradient"][k].append(captured_energy(memory, seen[0], k))
-            found["half"][k].append(captured_energy(memory, difference, _halves(k, memory.numel())[0]))
-    return {name: {k: _mean(v) for k, v in table.items()} for name, table in found.items()}, statistics.fmean(bits)
+            shares["difference"][k].append(captured_energy(memory, difference, k))
+            shares["gradient"][k].append(captured_energy(memory, seen[0], k))
+            shares["half"][k].append(captured_energy(memory, difference, _halves(k, memory.numel())[0]))
+    return {name: {k: _mean(v) for k, v in table.items()} for name, table in shares.items()}, statistics.fmean(bits)
 
 
 def _flat(params: Sequence[Tensor]) -> Tensor:

@@ -264,17 +264,17 @@ def _needs_random(statement: str, k2: int) -> None:
 
 def _notes(problem: Problem, anchor: int, b: int, m: float, loops: float) -> tuple[str, ...]:
     """What a reader should know of values that left the range in which a statement says something."""
-    told = []
+    notes = []
     if problem.eps**2 >= problem.sigma2:
-        told.append(f"eps^2 = {problem.eps**2:.3g} is at least sigma2: every point has a gradient this small already")
+        notes.append(f"eps^2 = {problem.eps**2:.3g} is at least sigma2: every point has a gradient this small already")
     if anchor == problem.n:
-        told.append("B is the whole data set: the anchor's gradient is exact")
+        notes.append("B is the whole data set: the anchor's gradient is exact")
     if b > anchor:
-        told.append(f"batch_size = {b} exceeds B = {anchor}: a small batch should be the smaller one")
+        notes.append(f"batch_size = {b} exceeds B = {anchor}: a small batch should be the smaller one")
     if m < 1:
-        told.append(f"m = {m:.3g} is below 1: most loops are an anchor alone; lower batch_size or k")
+        notes.append(f"m = {m:.3g} is below 1: most loops are an anchor alone; lower batch_size or k")
     if loops < 1:
-        told.append(f"T = {loops:.3g} is below 1: one outer loop is enough")
+        notes.append(f"T = {loops:.3g} is below 1: one outer loop is enough")
     if problem.delta_f * 2 * problem.smoothness <= problem.eps**2:
-        told.append("delta_f <= eps^2 / (2 L): the starting point has a gradient this small already")
-    return tuple(told)
+        notes.append("delta_f <= eps^2 / (2 L): the starting point has a gradient this small already")
+    return tuple(notes)

@@ -34,7 +34,7 @@ class Source(Protocol):
 
     def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]: ...
     def loss(self, batch: Any, point: str | None) -> Tensor: ...
-    def held(self) -> float: ...
+    def evaluate(self) -> float: ...
 
     def stepped(self) -> None:
         return None
@@ -79,7 +79,7 @@ METHODS = (
 
 @dataclass
 class Trial:
-    """The best of a method's trials: losses on held samples by queries and seconds, from the start on."""
+    """The best of a method's trials: losses at each evaluation, by queries and seconds, from the start on."""
 
     method: str
     sparse: bool
@@ -116,7 +116,7 @@ def compare(
     """One trial for each of METHODS, all from the model's present point; `budget` is in gradient queries.
 
     Without `adam_lr` AdamW and SparseAdamW are left out."""
-    told = []
+    trials = []
     for method in METHODS:
         centre = adam_lr if method.adam else lr
         if centre is None:
@@ -125,8 +125,8 @@ def compare(
         runs = [_Run(model, source, method, factor * centre) for factor in FACTORS]
         for run in runs:
             run.go_to(budget / 2, budget / _POINTS)
-        told.append(_finish(sorted(runs, key=lambda run: run.trial.lowest), budget))
-    return told
+        trials.append(_finish(sorted(runs, key=lambda run: run.trial.lowest), budget))
+    return trials
 
 
 def _finish(runs: list[_Run], budget: float) -> Trial:
@@ -221,7 +221,7 @@ class _Run:
 
     def _look(self) -> None:
         with torch.no_grad():
-            value = self.source.held()
+            value = self.source.evaluate()
         self._note(value if math.isfinite(value) else math.inf)
 
     def _note(self, loss: float) -> None:

@@ -70,10 +70,10 @@ class NumbaKernels:
 
     def gather(self, tensors: Tensors, sizes: Sequence[int], indices: Tensor, dtype: torch.dtype) -> Tensor:
         """Indices in ascending runs are fast. A tensor that is not contiguous is copied."""
-        own = [None if t is None else (t if t.layout == torch.strided else t.to_dense()).contiguous() for t in tensors]
-        dtype = next((t.dtype for t in own if t is not None), dtype)
+        full = [None if t is None else (t if t.layout == torch.strided else t.to_dense()).contiguous() for t in tensors]
+        dtype = next((t.dtype for t in full if t is not None), dtype)
         out = torch.empty(indices.numel(), dtype=dtype)
-        addresses, offsets = _addresses(own, dtype, sizes)
+        addresses, offsets = _addresses(full, dtype, sizes)
         bits = _array(out).view(_KEYS[dtype])
         _share(updates.gather, _ranges(out.numel()), addresses, offsets, _array(indices), bits)
         return out

@@ -30,7 +30,7 @@ def mark(start: Any, stop: Any, bits: Any, low: Any, high: Any, mask: Any, keys:
 
     `start` is a multiple of 64. Those that the list has no room for are counted alone.
     """
-    total, found, n = 0, 0, 0
+    total, in_bin, n = 0, 0, 0
     for word in range(start // 64, (stop + 63) // 64):
         part = bits[word * 64 : min(word * 64 + 64, stop)]
         marked, below = np.uint64(0), np.uint64(0)
@@ -47,14 +47,14 @@ def mark(start: Any, stop: Any, bits: Any, low: Any, high: Any, mask: Any, keys:
         mask[word] = marked
         total += bit_count(marked)
         level = marked & below
-        found += bit_count(level)
+        in_bin += bit_count(level)
         while level != 0 and n < keys.size:
             j = lowest_bit(level)
             keys[n] = key_of(part[j])
             places[n] = word * 64 + j
             n += 1
             level &= level - np.uint64(1)
-    return total, found
+    return total, in_bin
 
 
 @compiled

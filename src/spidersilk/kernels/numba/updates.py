@@ -122,10 +122,10 @@ def _move_block(v: Any, start: Any, x: Any, gradients: Any, offsets: Any, rates:
             at += 1
         n = min(offsets[at + 1], stop) - done
         part, skipped, size = v[done - start : done - start + n], done - offsets[at], offsets[at + 1] - offsets[at]
-        own = piece_at(x[at], size, v)[skipped : skipped + n]
+        target = piece_at(x[at], size, v)[skipped : skipped + n]
         rate = rates[at]
         for i in range(n):
-            own[i] = to_entry(fused(to_number(part[i]), rate, to_number(own[i])), own[i])
+            target[i] = to_entry(fused(to_number(part[i]), rate, to_number(target[i])), target[i])
         if gradients.size:
             _copy(part, piece_at(gradients[at], size, v)[skipped : skipped + n])
         done += n

@@ -19,7 +19,7 @@ class TritonKernels:
     refuses_non_finite = False
 
     def __init__(self) -> None:
-        self._pieces: dict[tuple[str, tuple[int, ...], torch.device], vectors.Pieces] = {}
+        self._tables: dict[tuple[str, tuple[int, ...], torch.device], vectors.FlatTensors] = {}
 
     def select(self, memory: Tensor, k1: int, k2: int, seed: Seed, hint: object = None) -> tuple[Tensor, Tensor]:
         if not isinstance(seed, Tensor):
@@ -27,19 +27,19 @@ class TritonKernels:
         return plan.select(memory, k1, k2, seed)
 
     def gather(self, tensors: Tensors, sizes: Sequence[int], indices: Tensor, dtype: torch.dtype) -> Tensor:
-        own = [None if t is None else (t if t.layout == torch.strided else t.to_dense()).contiguous() for t in tensors]
+        full = [None if t is None else (t if t.layout == torch.strided else t.to_dense()).contiguous() for t in tensors]
         out = torch.empty(indices.numel(), dtype=dtype, device=indices.device)
-        if any(t is not None and (t.dtype != dtype or t.device != out.device) for t in own):
+        if any(t is not None and (t.dtype != dtype or t.device != out.device) for t in full):
             return PLAIN.gather(tensors, sizes, indices, dtype)
-        pieces = self._pieces_of("read", sizes, out.device)
-        return vectors.gather(pieces, pieces.table(own), indices, out)
+        flat = self._flat_tensors("read", sizes, out.device)
+        return vectors.gather(flat, flat.table(full), indices, out)
 
     def scatter(self, tensors: Sequence[Tensor], sizes: Sequence[int], indices: Tensor, values: Tensor) -> None:
         if not all(t.is_contiguous() for t in tensors):
             PLAIN.scatter(tensors, sizes, indices, values)
             return
-        pieces = self._pieces_of("write", sizes, values.device)
-        vectors.scatter(pieces, pieces.table(tensors), indices, values)
+        flat = self._flat_tensors("write", sizes, values.device)
+        vectors.scatter(flat, flat.table(tensors), indices, values)
 
     def advance(self, update: Update) -> Outcome:
         """x is moved if all its tensors have the same rate, and stays if the flag is up."""
@@ -62,14 +62,14 @@ class TritonKernels:
 
     def _move(self, update: Update, rate: float, flag: Tensor) -> list[Tensor]:
         sizes = [p.numel() for p in update.params]
-        pieces = self._pieces_of("write", sizes, update.v.device)
+        flat = self._flat_tensors("write", sizes, update.v.device)
         gradient = torch.empty_like(update.v)
         params = [p.detach() for p in update.params]
-        vectors.move(pieces, pieces.table(params), gradient, update.v, rate, flag)
+        vectors.move(flat, flat.table(params), gradient, update.v, rate, flag)
         return [part.view(p.shape) for part, p in zip(gradient.split(sizes), params, strict=True)]
 
-    def _pieces_of(self, use: str, sizes: Sequence[int], device: torch.device) -> vectors.Pieces:
+    def _flat_tensors(self, use: str, sizes: Sequence[int], device: torch.device) -> vectors.FlatTensors:
         key = use, tuple(sizes), device
-        if key not in self._pieces:
-            self._pieces[key] = vectors.Pieces(sizes, device)
-        return self._pieces[key]
+        if key not in self._tables:
+            self._tables[key] = vectors.FlatTensors(sizes, device)
+        return self._tables[key]

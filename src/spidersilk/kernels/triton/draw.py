@@ -76,12 +76,12 @@ def cut(
         totals = scratch_ptr + TOTALS + 2 * ROW
         tl.store(totals + pid, tl.sum(level.to(tl.int64), axis=0))
         if is_last(scratch_ptr, 8):
-            own = read_row(totals, programs)
-            found = tl.sum((tl.cumsum(own, axis=0) < wanted).to(tl.int32), axis=0)  # the program whose run has it
-            left = wanted - tl.sum(tl.where(tl.arange(0, ROW) < found, own, 0), axis=0)
+            counts_of_runs = read_row(totals, programs)
+            run = tl.sum((tl.cumsum(counts_of_runs, axis=0) < wanted).to(tl.int32), axis=0)  # the run that has it
+            left = wanted - tl.sum(tl.where(tl.arange(0, ROW) < run, counts_of_runs, 0), axis=0)
             tl.debug_barrier()
-            tl.store(totals + tl.arange(0, ROW), own * 0)  # for `settle`
-            tile = run_of(tiles, found, programs)
+            tl.store(totals + tl.arange(0, ROW), counts_of_runs * 0)  # for `settle`
+            tile = run_of(tiles, run, programs)
             here = tl.full([], 0, tl.int64)
             while here < left:
                 at = tl.cast(tile, tl.int64) * TILE
@@ -191,10 +191,10 @@ def _draw_tile(
         known = level & (open_ == 0)
         tops |= (known & (index <= cut_index)).to(tl.uint32) << which.to(tl.uint32)
         if DRAWS:
-            own = random_numbers(low_word + lane.to(tl.uint32), high_word, word0, word1) - sure - 1
+            number = random_numbers(low_word + lane.to(tl.uint32), high_word, word0, word1) - sure - 1
             free = there & ((level == 0) | (known & (index > cut_index)))
-            draws |= (free & (own < 0)).to(tl.uint32) << which.to(tl.uint32)
-            _list(own, index, free & (own >= 0) & (own <= span), shift, index_bits, counts, lists)
+            draws |= (free & (number < 0)).to(tl.uint32) << which.to(tl.uint32)
+            _list(number, index, free & (number >= 0) & (number <= span), shift, index_bits, counts, lists)
     here = at // 32 + rows
     tl.store(top_bits + here, tops.to(tl.int32, bitcast=True))
     if DRAWS:

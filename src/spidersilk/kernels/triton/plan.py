@@ -108,13 +108,13 @@ def _plan(
     steps.append(_Step(triton_draw.cut, programs, (d, tiles), LEVELS=levels, TILE=tile, **common))
     narrow = (many_tiles + 1) * runs < 1 << 31
     where = {"LISTS_AT": lists_at, "BITMAPS_AT": bitmaps_at, "BINS": bins, "WORDS": bits, "NARROW": narrow}
-    index_bits, own = (d - 1).bit_length(), min(bins, 16)
+    index_bits, bins_each = (d - 1).bit_length(), min(bins, 16)
     assert index_bits + span.bit_length() < 64
     numbers = (d, many_tiles, sure, span, shift, index_bits)
     steps.append(_Step(triton_draw.draw, runs, numbers, LEVELS=levels, DRAWS=k2 > 0, **where, **common))
     if k2:
         numbers = (runs, many_tiles, k2, index_bits)
-        steps.append(_Step(triton_settle.settle, bins // own, numbers, OWN=own, num_warps=8, **where))
+        steps.append(_Step(triton_settle.settle, bins // bins_each, numbers, OWN=bins_each, num_warps=8, **where))
     options = {"BITMAPS_AT": bitmaps_at, "WORDS": bits, "DRAWS": k2 > 0, "num_warps": warps}
     steps.append(_Step(triton_write.write, runs, (d, many_tiles, k1, k2), last=True, **options))
     return bitmaps_at + many_tiles * bits, tuple(steps)

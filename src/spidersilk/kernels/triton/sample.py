@@ -56,11 +56,11 @@ def read_row(row_ptr, programs):
 
 
 @triton.jit
-def sum_up(row_ptr, own):
+def sum_up(row_ptr, values):
     """Write how many there are before each program, for `own` of them in each."""
     slots = tl.arange(0, ROW)
     tl.debug_barrier()  # what is overwritten has been read
-    tl.store(row_ptr + 1 + slots, tl.cumsum(own, axis=0), mask=slots < ROW - 1)
+    tl.store(row_ptr + 1 + slots, tl.cumsum(values, axis=0), mask=slots < ROW - 1)
     tl.store(row_ptr, tl.full([], 0, tl.int64))
 
 

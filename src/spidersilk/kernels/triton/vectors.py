@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from spidersilk.kernels.triton import pieces as triton_pieces
+from spidersilk.kernels.triton import flat as triton_flat
 from spidersilk.kernels.triton import update as triton_update
 from spidersilk.kernels.triton.launch import ceil_div, launch, power_of_two
 
@@ -78,7 +78,7 @@ def advance(
     )
 
 
-class Pieces:
+class FlatTensors:
     """Tensors of one device and dtype, each contiguous, seen as one vector of length d; None stands for zeros.
 
     `sizes` are their numbers of entries. Made outside of a graph: it copies from the host.
@@ -96,9 +96,9 @@ class Pieces:
         table = torch.tensor(
             [starts[:-1] + padding, tiles[:-1] + padding, self.sizes + [0] * len(padding)], dtype=torch.int64
         ).to(device)
-        self.starts, self.first_tiles, self.piece_sizes = table.unbind(0)
+        self.starts, self.first_tiles, self.tensor_sizes = table.unbind(0)
         self._addresses = torch.zeros(self.padded, dtype=torch.int64, device=device)
-        self._held: list[int] = []
+        self._known: list[int] = []
 
     def table(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The addresses of these tensors on the device; the caller keeps them alive while the table is in use.
@@ -106,38 +106,38 @@ class Pieces:
         It is written only if an address changed since the last call; within the capture of a graph always, to a table
         of the graph's own.
         """
-        held = []
+        addresses = []
         for tensor, size in zip(tensors, self.sizes, strict=True):
             if tensor is not None and (tensor.numel() != size or not tensor.is_contiguous()):
-                raise ValueError(f"a piece of shape {tuple(tensor.shape)} must be contiguous and have {size} entries")
-            held.append(0 if tensor is None else tensor.data_ptr())
+                raise ValueError(f"a tensor of shape {tuple(tensor.shape)} must be contiguous and have {size} entries")
+            addresses.append(0 if tensor is None else tensor.data_ptr())
         if self._addresses.is_cuda and torch.cuda.is_current_stream_capturing():
-            return self._write(torch.zeros_like(self._addresses), held)
-        if held != self._held:
-            self._held = held
-            self._write(self._addresses, held)
+            return self._write(torch.zeros_like(self._addresses), addresses)
+        if addresses != self._known:
+            self._known = addresses
+            self._write(self._addresses, addresses)
         return self._addresses
 
     def _write(self, table: Tensor, addresses: list[int]) -> Tensor:
         for at in range(0, self.count, 32):
             part = addresses[at : at + 32]
             key = ("fill", len(part), table.get_device())
-            launch(key, triton_pieces.fill_table, 1, (table[at:],), (len(part), *part, *[0] * (32 - len(part))), dict)
+            launch(key, triton_flat.fill_table, 1, (table[at:],), (len(part), *part, *[0] * (32 - len(part))), dict)
         return table
 
 
-def gather(pieces: Pieces, table: Tensor, indices: Tensor, out: Tensor) -> Tensor:
-    """out := the entries of the pieces at `indices` (any order). Returns out."""
-    _over(triton_pieces.gather, pieces, (table, pieces.starts, indices, out), indices)
+def gather(flat: FlatTensors, table: Tensor, indices: Tensor, out: Tensor) -> Tensor:
+    """out := the entries of the tensors at `indices` (any order). Returns out."""
+    _over(triton_flat.gather, flat, (table, flat.starts, indices, out), indices)
     return out
 
 
-def scatter(pieces: Pieces, table: Tensor, indices: Tensor, values: Tensor) -> None:
-    """The entries of the pieces at `indices`, distinct ones, := values."""
-    _over(triton_pieces.scatter, pieces, (table, pieces.starts, indices, values), indices)
+def scatter(flat: FlatTensors, table: Tensor, indices: Tensor, values: Tensor) -> None:
+    """The entries of the tensors at `indices`, distinct ones, := values."""
+    _over(triton_flat.scatter, flat, (table, flat.starts, indices, values), indices)
 
 
-def move(x: Pieces, table: Tensor, gradient: Tensor | None, v: Tensor, lr: float | Tensor, flag: Tensor) -> None:
+def move(x: FlatTensors, table: Tensor, gradient: Tensor | None, v: Tensor, lr: float | Tensor, flag: Tensor) -> None:
     """x -= lr v, and `gradient`, a vector, := v. Where flag (int64, one entry) is not 0, x stays and `gradient` is 0.
 
     lr is a float, or a tensor of one entry on the device, which a graph reads anew at each replay.
@@ -147,14 +147,14 @@ def move(x: Pieces, table: Tensor, gradient: Tensor | None, v: Tensor, lr: float
         on_device = isinstance(lr, Tensor)
         launch(
             ("move", x.tiles, x.padded, x.tile, v.dtype, v.get_device(), rate.dtype, gradient is None, on_device),
-            triton_pieces.move,
+            triton_flat.move,
             x.tiles,
-            (table, x.starts, x.piece_sizes, x.first_tiles, v if gradient is None else gradient, v, flag, rate),
+            (table, x.starts, x.tensor_sizes, x.first_tiles, v if gradient is None else gradient, v, flag, rate),
             _parts(number),
             lambda: {
                 "HAS_GRAD": gradient is not None,
                 "RATE_ON_DEVICE": on_device,
-                "PIECES": x.padded,
+                "TENSORS": x.padded,
                 "WORK": _work(v),
                 "TILE": x.tile,
                 "num_warps": MOVE_WARPS,
@@ -162,9 +162,9 @@ def move(x: Pieces, table: Tensor, gradient: Tensor | None, v: Tensor, lr: float
         )
 
 
-def _over(kernel: Any, pieces: Pieces, tensors: tuple[Tensor, ...], indices: Tensor) -> None:
+def _over(kernel: Any, flat: FlatTensors, tensors: tuple[Tensor, ...], indices: Tensor) -> None:
     """Launch a kernel over the entries of `indices`."""
-    k, padded, last = indices.numel(), pieces.padded, tensors[-1]
+    k, padded, last = indices.numel(), flat.padded, tensors[-1]
     if k:
         launch(
             (id(kernel), k, padded, last.dtype, last.get_device(), BLOCK),
@@ -172,7 +172,7 @@ def _over(kernel: Any, pieces: Pieces, tensors: tuple[Tensor, ...], indices: Ten
             -(-k // BLOCK),
             tensors,
             (k,),
-            lambda: {"PIECES": padded, "LOG": padded.bit_length() - 1, "BLOCK": BLOCK},
+            lambda: {"TENSORS": padded, "LOG": padded.bit_length() - 1, "BLOCK": BLOCK},
         )
 
 

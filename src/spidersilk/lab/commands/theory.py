@@ -131,7 +131,7 @@ class TaskSource:
     def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]:
         return iter(self.task.batches(anchor, self.small_size, inner, torch.Generator().manual_seed(seed)))
 
-    def held(self) -> float:
+    def evaluate(self) -> float:
         return self.task.evaluate()["train_loss"]
 
 

@@ -1,6 +1,6 @@
 """Triton kernels that read and write parameters that lie in several tensors, seen as one vector.
 
-starts: where each tensor begins in the vector, then the largest int64 up to PIECES entries.
+starts: where each tensor begins in the vector, then the largest int64 up to TENSORS entries.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from spidersilk.kernels.triton.update import _number
 
 
 @triton.jit
-def _address(table_ptr, starts_ptr, index, mask, like_ptr, PIECES: tl.constexpr, LOG: tl.constexpr):
+def _address(table_ptr, starts_ptr, index, mask, like_ptr, TENSORS: tl.constexpr, LOG: tl.constexpr):
     """Pointers to the coordinates `index`, and where there is a tensor to point into."""
-    piece = tl.zeros(index.shape, dtype=tl.int32)
+    tensor = tl.zeros(index.shape, dtype=tl.int32)
     for i in tl.static_range(LOG):
-        candidate = piece + (PIECES >> (i + 1))
-        piece = tl.where(tl.load(starts_ptr + candidate) <= index, candidate, piece)
-    base = tl.load(table_ptr + piece)
-    inner = index - tl.load(starts_ptr + piece)
+        candidate = tensor + (TENSORS >> (i + 1))
+        tensor = tl.where(tl.load(starts_ptr + candidate) <= index, candidate, tensor)
+    base = tl.load(table_ptr + tensor)
+    inner = index - tl.load(starts_ptr + tensor)
     width: tl.constexpr = like_ptr.dtype.element_ty.primitive_bitwidth // 8
     return (base + inner * width).to(like_ptr.dtype), mask & (base != 0)
 
 
 @triton.jit(do_not_specialize=["k"])
 def gather(
-    table_ptr, starts_ptr, indices_ptr, out_ptr, k, PIECES: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
+    table_ptr, starts_ptr, indices_ptr, out_ptr, k, TENSORS: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out := what the tensors have at the indices; a tensor that is not there counts as zeros."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < k
     index = tl.load(indices_ptr + place, mask=mask, other=0)
-    pointer, there = _address(table_ptr, starts_ptr, index, mask, out_ptr, PIECES, LOG)
+    pointer, there = _address(table_ptr, starts_ptr, index, mask, out_ptr, TENSORS, LOG)
     tl.store(out_ptr + place, tl.load(pointer, mask=there, other=0), mask=mask)
 
 
 @triton.jit(do_not_specialize=["k"])
 def scatter(
-    table_ptr, starts_ptr, indices_ptr, values_ptr, k, PIECES: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
+    table_ptr, starts_ptr, indices_ptr, values_ptr, k, TENSORS: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The tensors at the indices := values."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < k
     index = tl.load(indices_ptr + place, mask=mask, other=0)
-    pointer, there = _address(table_ptr, starts_ptr, index, mask, values_ptr, PIECES, LOG)
+    pointer, there = _address(table_ptr, starts_ptr, index, mask, values_ptr, TENSORS, LOG)
     tl.store(pointer, tl.load(values_ptr + place, mask=mask, other=0), mask=there)
 
 
@@ -75,16 +75,16 @@ def _move_tile(
 @triton.jit(do_not_specialize=["rate_high", "rate_low"])
 def move(
     table_ptr, starts_ptr, sizes_ptr, first_tiles_ptr, grad_ptr, v_ptr, flag_ptr, rate_ptr, rate_high, rate_low,
-    HAS_GRAD: tl.constexpr, RATE_ON_DEVICE: tl.constexpr, PIECES: tl.constexpr, WORK: tl.constexpr,
+    HAS_GRAD: tl.constexpr, RATE_ON_DEVICE: tl.constexpr, TENSORS: tl.constexpr, WORK: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one tensor: x := x - rate v and gradient := v; if the flag is up, x stays and the gradient is 0."""
     pid = tl.program_id(0)
-    piece = tl.sum((tl.load(first_tiles_ptr + tl.arange(0, PIECES)) <= pid).to(tl.int32), axis=0) - 1
-    at = (pid - tl.load(first_tiles_ptr + piece)) * TILE
-    size = tl.load(sizes_ptr + piece)
-    start = tl.load(starts_ptr + piece)
-    address = tl.load(table_ptr + piece)
+    tensor = tl.sum((tl.load(first_tiles_ptr + tl.arange(0, TENSORS)) <= pid).to(tl.int32), axis=0) - 1
+    at = (pid - tl.load(first_tiles_ptr + tensor)) * TILE
+    size = tl.load(sizes_ptr + tensor)
+    start = tl.load(starts_ptr + tensor)
+    address = tl.load(table_ptr + tensor)
     rate = tl.load(rate_ptr).to(WORK) if RATE_ON_DEVICE else _number(rate_high, rate_low, WORK)
     if tl.load(flag_ptr) == 0:
         # Rounding a start that is a multiple of 16 already tells the compiler so: wide loads and stores.
