@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import inspect
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hops
@@ -94,3 +96,43 @@ def test_nobody_else_patches_modules_or_asks_the_garbage_collector() -> None:
     users = [name_of(path) for path in FILES if "gc.get_objects" in path.read_text()]
     patches = [name_of(path) for path in FILES if "Module.__call__ =" in path.read_text()]
     assert users == patches == ["spidersilk.live_modules"]
+
+
+# What torch itself leaves open: batches and data, what a closure returns, states, parameter groups, DataLoader's keywords.
+OPEN = {
+    "batch",
+    "batches",
+    "data",
+    "loss",
+    "state",
+    "state_dict",
+    "param_group",
+    "param_groups",
+    "groups",
+    "dataloader",
+}
+OPEN_RESULTS = {"step", "state_dict", "param_groups", "settings"}
+
+
+def test_public_signatures_say_what_they_take_and_give() -> None:
+    """No Any in what users call, but for what torch itself leaves open."""
+    vague = []
+    for name in silk.__all__:
+        thing = getattr(silk, name)
+        functions = {name: thing} if not inspect.isclass(thing) else _public_methods(thing)
+        for where, function in functions.items():
+            hints = {k: v for k, v in inspect.get_annotations(function).items() if "Any" in re.findall(r"\w+", str(v))}
+            vague += [f"{where}({k})" for k in hints if k not in OPEN and k != "return"]
+            vague += [where] if "return" in hints and function.__name__ not in OPEN_RESULTS else []
+    assert not vague
+
+
+def _public_methods(kind: type) -> dict[str, Callable[..., object]]:
+    methods = {}
+    for base in kind.__mro__:
+        if base.__module__.startswith("spidersilk"):
+            for name, member in vars(base).items():
+                function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                if inspect.isfunction(function) and (not name.startswith("_") or name == "__init__"):
+                    methods[f"{kind.__name__}.{name}"] = inspect.unwrap(function)
+    return methods

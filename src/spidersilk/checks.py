@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 
 def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
@@ -21,7 +20,7 @@ def check_fraction(name: str, value: float, remedy: str) -> None:
         raise ValueError(f"{name} = {value!r} must lie in [0, 1]: {remedy}")
 
 
-def check_same_settings(here: dict[str, Any], there: dict[str, Any], remedy: str) -> None:
+def check_same_settings(here: Mapping[str, object], there: Mapping[str, object], remedy: str) -> None:
     """Refuse a saved state whose settings differ, naming each that does."""
     wrong = [f"{k}: {there.get(k)!r} there, {here[k]!r} here" for k in here if there.get(k) != here[k]]
     if wrong:

@@ -58,7 +58,7 @@ class Wrappers:
     `reduces`: whether one of them averages the gradients of all `params` over `group`.
     """
 
-    def __init__(self, params: Sequence[Tensor], group: Any):
+    def __init__(self, params: Sequence[Tensor], group: dist.ProcessGroup):
         around = refuse_sharding(params)
         self.wrappers: list[Any] = [module for module in around if isinstance(module, DistributedDataParallel)]
         self.reduces = False

@@ -135,7 +135,7 @@ def swapped(params: Sequence[Tensor], points: Sequence[Tensor]) -> Iterator[None
             p.data = data
 
 
-def loss_of(value: Any) -> Tensor | float:
+def loss_of(value: object) -> Tensor | float:
     """What a closure returned, as a number that does not wait for the device; nan if it is not one."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach().double().reshape(())

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from spidersilk.kernels.numba.scalars import compiled
@@ -13,7 +11,7 @@ _GOLDEN, _FIRST, _SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476
 
 
 @compiled
-def sum_of_hashes(words: Any, first: Any) -> Any:
+def sum_of_hashes(words, first):
     """The sum of splitmix64's finaliser over (word + place times the golden ratio); places are counted from 1."""
     total = np.uint64(0)
     for i in range(words.size):

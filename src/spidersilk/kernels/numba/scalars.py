@@ -55,18 +55,18 @@ def _own_stamp() -> str:
 
 
 @intrinsic
-def _pointer(typing_context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+def _pointer(typing_context, address):
+    def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.intp), generate
 
 
 @intrinsic
-def prefetch(typing_context: Any, address: Any) -> Any:
+def prefetch(typing_context, address):
     """Ask for a cache line that is needed soon; an address that is not ours does no harm."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context, builder, signature, arguments):
         pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
         function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
@@ -77,81 +77,81 @@ def prefetch(typing_context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def fused(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
+def fused(typing_context, x, y, z):
     """x * y + z, rounded once, as torch's `add_(other, alpha=...)` does."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context, builder, signature, arguments):
         return builder.fma(*arguments)
 
     return z(z, z, z), generate
 
 
 @intrinsic
-def lowest_bit(typing_context: Any, word: Any) -> Any:
+def lowest_bit(typing_context, word):
     """The place of the lowest set bit, 64 if there is none."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
 
 
 @intrinsic
-def bit_count(typing_context: Any, word: Any) -> Any:
+def bit_count(typing_context, word):
     """How many bits are set."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context, builder, signature, arguments):
         return builder.ctpop(arguments[0])
 
     return types.int64(types.uint64), generate
 
 
-def key_of(bits: Any) -> Any:
+def key_of(bits):
     raise TypeError("for compiled code alone")
 
 
 @overload(key_of, strict=False)
-def _overload_key(bits: Any) -> Any:
+def _overload_key(bits):
     """A float's bits without the sign."""
     kind, magnitude = getattr(np, f"uint{bits.bitwidth}"), (1 << (bits.bitwidth - 1)) - 1
     return lambda bits: kind(bits & kind(magnitude))
 
 
-def bin_of(bits: Any) -> Any:
+def bin_of(bits):
     raise TypeError("for compiled code alone")
 
 
 @overload(bin_of, strict=False)
-def _overload_bin(bits: Any) -> Any:
+def _overload_bin(bits):
     """The leading bits of the key; constants, because a shift known only at run time costs a third more."""
     kind, shift = getattr(np, f"uint{bits.bitwidth}"), bits.bitwidth - 1 - BIN_BITS
     return lambda bits: key_of(bits) >> kind(shift)
 
 
-def to_number(entry: Any) -> Any:
+def to_number(entry):
     raise TypeError("for compiled code alone")
 
 
 @overload(to_number, strict=False)
-def _overload_number(entry: Any) -> Any:
+def _overload_number(entry):
     """An array's entry as a number: bfloat16 bits as float32, others as they are."""
     if isinstance(entry, types.Integer):
         return lambda entry: np.uint32(np.uint32(entry) << np.uint32(16)).view(np.float32)
     return lambda entry: entry
 
 
-def to_entry(number: Any, like: Any) -> Any:
+def to_entry(number, like):
     raise TypeError("for compiled code alone")
 
 
 @overload(to_entry, strict=False)
-def _overload_entry(number: Any, like: Any) -> Any:
+def _overload_entry(number, like):
     """A number as an entry of the kind of `like`, bfloat16 rounded to nearest even."""
     if not isinstance(like, types.Integer):
         kind = np.float32 if like is types.float32 else np.float64
         return lambda number, like: kind(number)
 
-    def round_to_even(number: Any, like: Any) -> Any:
+    def round_to_even(number, like):
         bits = np.float32(number).view(np.uint32)
         rounded = np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
         return rounded if number == number else np.uint16(0x7FC0)
@@ -160,6 +160,6 @@ def _overload_entry(number: Any, like: Any) -> Any:
 
 
 @register_jitable
-def piece_at(address: Any, size: Any, like: Any) -> Any:
+def piece_at(address, size, like):
     """The memory from `address` on as an array of `size` entries of the kind of those of `like`."""
     return numba.carray(_pointer(address), (size,), like.dtype)

@@ -6,8 +6,6 @@ Loops over d work on [start, stop), so that threads can share them; nothing in a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba.extending import register_jitable
 
@@ -17,7 +15,7 @@ RADIX = 10  # bits settled by one pass of `refine`
 
 
 @compiled
-def count(start: Any, stop: Any, bits: Any, histogram: Any) -> None:
+def count(start, stop, bits, histogram) -> None:
     """Add to `histogram` how many entries have which leading bits."""
     part = bits[start:stop]
     for i in range(part.size):
@@ -25,7 +23,7 @@ def count(start: Any, stop: Any, bits: Any, histogram: Any) -> None:
 
 
 @compiled
-def mark(start: Any, stop: Any, bits: Any, low: Any, high: Any, mask: Any, keys: Any, places: Any) -> Any:
+def mark(start, stop, bits, low, high, mask, keys, places):
     """Set the mask's bit of each entry with key >= low; list those with key <= high too, ascending; how many of each.
 
     `start` is a multiple of 64. Those that the list has no room for are counted alone.
@@ -58,7 +56,7 @@ def mark(start: Any, stop: Any, bits: Any, low: Any, high: Any, mask: Any, keys:
 
 
 @compiled
-def refine(keys: Any, places: Any, wanted: Any, open_bits: Any, mask: Any) -> None:
+def refine(keys, places, wanted, open_bits, mask) -> None:
     """Keep the mask's bits of the `wanted` largest keys, equal ones by lower place, and clear the others'.
 
     `places` ascend. The keys differ in their lowest `open_bits` bits alone.
@@ -91,7 +89,7 @@ def refine(keys: Any, places: Any, wanted: Any, open_bits: Any, mask: Any) -> No
 
 
 @register_jitable
-def _mixed(state: Any) -> Any:
+def _mixed(state):
     """The finaliser of splitmix64."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -99,7 +97,7 @@ def _mixed(state: Any) -> Any:
 
 
 @compiled
-def draw(mask: Any, d: Any, k: Any, seed: Any) -> None:
+def draw(mask, d, k, seed) -> None:
     """Set k of the clear bits among the first d, uniformly: numbers from splitmix64, taken bits drawn again."""
     golden, half, low_half = np.uint64(0x9E3779B97F4A7C15), np.uint64(32), np.uint64(0xFFFFFFFF)
     state = _mixed(seed ^ golden)
@@ -129,7 +127,7 @@ def draw(mask: Any, d: Any, k: Any, seed: Any) -> None:
 
 
 @compiled
-def count_marks(start: Any, stop: Any, top: Any, taken: Any, flipped: Any) -> Any:
+def count_marks(start, stop, top, taken, flipped):
     """How many indices `list_marks` will write into each list, for words [start, stop)."""
     in_top, in_random = 0, 0
     for word in range(start, stop):
@@ -139,7 +137,7 @@ def count_marks(start: Any, stop: Any, top: Any, taken: Any, flipped: Any) -> An
 
 
 @register_jitable
-def _list_word(word: Any, base: Any, indices: Any, n: Any, end: Any) -> Any:
+def _list_word(word, base, indices, n, end):
     """The set bits of a word as indices from indices[n] on, none from `end` on; where that ends.
 
     n and end are unsigned, as numba asks of each signed index whether it is negative.
@@ -160,9 +158,7 @@ def _list_word(word: Any, base: Any, indices: Any, n: Any, end: Any) -> Any:
 
 
 @compiled
-def list_marks(
-    start: Any, stop: Any, top: Any, taken: Any, flipped: Any, indices: Any, others: Any, ends: Any, part: Any
-) -> None:
+def list_marks(start, stop, top, taken, flipped, indices, others, ends, part) -> None:
     """The bits of `top` as `indices`, those of `taken` alone (flipped: not taken) as `others`, for words [start, stop).
 
     They go between ends[part] and ends[part + 1], which are a place in `indices` and one in `others`.

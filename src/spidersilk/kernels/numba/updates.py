@@ -6,8 +6,6 @@ Loops work on [start, stop), so that threads can share them; nothing in a result
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba.extending import register_jitable
 
@@ -27,13 +25,13 @@ RECURSIVE, ANCHORED, REFRESH, FRESH = range(4)
 
 
 @register_jitable
-def _copy(source: Any, target: Any) -> None:
+def _copy(source, target) -> None:
     for i in range(source.size):  # an assignment of slices would first ask whether they overlap
         target[i] = source[i]
 
 
 @compiled
-def weigh(values: Any, k1: Any, scales: Any, out: Any, bits: Any) -> Any:
+def weigh(values, k1, scales, out, bits):
     """out = values, those from k1 on times `scales` (one for all, or one for each); the largest key among them.
 
     `bits` are those of `out`. The key of infinity is larger than those of numbers, that of nan larger still.
@@ -53,7 +51,7 @@ def weigh(values: Any, k1: Any, scales: Any, out: Any, bits: Any) -> Any:
 
 
 @compiled
-def stays_finite(base: Any, top: Any, random: Any, changes: Any) -> bool:
+def stays_finite(base, top, random, changes) -> bool:
     """Whether base + changes is finite on the selection. Empty base: zeros."""
     for i in range(changes.size):
         change = to_number(changes[i])
@@ -66,7 +64,7 @@ def stays_finite(base: Any, top: Any, random: Any, changes: Any) -> bool:
 
 
 @register_jitable
-def _change(form: Any, v: Any, anchor: Any, indices: Any, changes: Any, i: Any, stop: Any) -> Any:
+def _change(form, v, anchor, indices, changes, i, stop):
     """Update v at the indices from the i-th on that are below `stop`; where that ends."""
     end = i + np.searchsorted(indices[i : i + BLOCK], stop)
     places, by = indices[i:end], changes[i:end]
@@ -85,7 +83,7 @@ def _change(form: Any, v: Any, anchor: Any, indices: Any, changes: Any, i: Any, 
 
 
 @register_jitable
-def _blend_block(v: Any, memory: Any, decay: Any, keep: Any) -> bool:
+def _blend_block(v, memory, decay, keep) -> bool:
     """memory = decay |v| + keep memory; whether v is finite."""
     bad = False
     for i in range(v.size):
@@ -96,7 +94,7 @@ def _blend_block(v: Any, memory: Any, decay: Any, keep: Any) -> bool:
 
 
 @register_jitable
-def _count_block(bits: Any, histogram: Any, ahead: Any) -> None:
+def _count_block(bits, histogram, ahead) -> None:
     """Add to `histogram` how many entries have which leading bits.
 
     That leaves the memory idle, so as many bytes from each of the addresses `ahead` on are fetched meanwhile.
@@ -114,7 +112,7 @@ def _count_block(bits: Any, histogram: Any, ahead: Any) -> None:
 
 
 @register_jitable
-def _move_block(v: Any, start: Any, x: Any, gradients: Any, offsets: Any, rates: Any, at: Any) -> Any:
+def _move_block(v, start, x, gradients, offsets, rates, at):
     """x += rate v and gradient = v for the block of v that begins at `start`; `at` is the piece it begins in."""
     done, stop = start, start + v.size
     while done < stop:
@@ -134,9 +132,9 @@ def _move_block(v: Any, start: Any, x: Any, gradients: Any, offsets: Any, rates:
 
 @compiled
 def advance(
-    start: Any, stop: Any, form: Any, v: Any, anchor: Any, memory: Any, top: Any, random: Any, changes: Any,
-    decay: Any, keep: Any, bits: Any, histogram: Any,
-    x: Any, gradients: Any, offsets: Any, rates: Any,
+    start, stop, form, v, anchor, memory, top, random, changes,
+    decay, keep, bits, histogram,
+    x, gradients, offsets, rates,
 ) -> bool:  # fmt: skip
     """One pass over [start, stop) of v, M (with its histogram unless that is empty) and x (addresses of its pieces).
 
@@ -178,14 +176,14 @@ def advance(
 
 
 @register_jitable
-def _find_piece(offsets: Any, index: Any) -> Any:
+def _find_piece(offsets, index):
     if index < 0 or index >= offsets[-1]:
         raise IndexError("an index is outside the flat vector")
     return np.searchsorted(offsets, index, "right") - 1
 
 
 @compiled
-def gather(start: Any, stop: Any, addresses: Any, offsets: Any, indices: Any, out: Any) -> None:
+def gather(start, stop, addresses, offsets, indices, out) -> None:
     """out[i] = the entry at the flat index; an address of 0 stands for zeros. Fast for indices in ascending runs."""
     begin, size, piece, address = 0, np.uint64(0), out, 0
     for i in range(start, stop):
@@ -202,7 +200,7 @@ def gather(start: Any, stop: Any, addresses: Any, offsets: Any, indices: Any, ou
 
 
 @compiled
-def scatter(start: Any, stop: Any, addresses: Any, offsets: Any, indices: Any, values: Any) -> None:
+def scatter(start, stop, addresses, offsets, indices, values) -> None:
     """The entry at the flat index = values[i]."""
     begin, size, piece = 0, np.uint64(0), values
     for i in range(start, stop):
