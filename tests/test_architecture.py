@@ -98,19 +98,8 @@ def test_nobody_else_patches_modules_or_asks_the_garbage_collector() -> None:
     assert users == patches == ["spidersilk.live_modules"]
 
 
-# What torch itself leaves open: batches and data, what a closure returns, states, parameter groups, DataLoader's keywords.
-OPEN = {
-    "batch",
-    "batches",
-    "data",
-    "loss",
-    "state",
-    "state_dict",
-    "param_group",
-    "param_groups",
-    "groups",
-    "dataloader",
-}
+# What torch itself leaves open: batches and data, what a closure returns, states, parameter groups, DataLoader's own.
+OPEN = {"batch", "batches", "data", "loss", "state", "state_dict", "param_group", "groups", "dataloader"}
 OPEN_RESULTS = {"step", "state_dict", "param_groups", "settings"}
 
 

@@ -64,7 +64,6 @@ TESTED_IN = {
     "variance/watch": "loop/test_adaptive",
     "variance/compact": "variance/test_optimizers",
     "variance/engine": "variance/test_optimizers",
-    "variance/errors": "variance/test_divergence",
     "variance/flat": "variance/test_two_point",
     "variance/lazy_rows": "variance/test_lazy",
     "variance/memory": "variance/estimators/test_estimators",

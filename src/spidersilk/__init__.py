@@ -11,13 +11,13 @@ from spidersilk.operator.sparsity import captured_energy, entropy
 from spidersilk.sparse.optimizers import SparseAdamW, SparseSGD
 from spidersilk.theory.inspection import Inspection, inspect
 from spidersilk.theory.planner import Plan, plan
-from spidersilk.variance.errors import DivergenceError
+from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.lazy import LazySVRG
 from spidersilk.variance.measures import Measures
 from spidersilk.variance.optimizers import SVRG, SparseSpiderBoost, SparseSVRG, SpiderBoost
 from spidersilk.variance.variance_reduced import VarianceReduced
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "SVRG",

@@ -20,7 +20,7 @@ from spidersilk.operator.sparsity import captured_energy, entropy
 from spidersilk.sparse.optimizers import SparseSGD
 from spidersilk.theory.planner import variance_factor
 from spidersilk.theory.trials import Source, Trial, compare, undisturbed
-from spidersilk.variance.errors import DivergenceError
+from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.optimizers import SVRG, SparseSVRG
 
 GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.sparse.optimizers import SparseAdamW, SparseSGD
-from spidersilk.variance.errors import DivergenceError
+from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.optimizers import SVRG, SparseSVRG, SpiderBoost
 from spidersilk.variance.variance_reduced import VarianceReduced
 

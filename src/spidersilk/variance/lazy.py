@@ -20,7 +20,7 @@ from spidersilk.loop.step_size import theorem_1_step
 from spidersilk.operator.settings import RTop, Scaling
 from spidersilk.operator.stream import Stream, fresh_seed
 from spidersilk.parallel.workers import Alone, Group
-from spidersilk.variance.errors import DivergenceError
+from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.flat import Slab, make_slabs
 from spidersilk.variance.lazy_rows import LazyRows
 from spidersilk.variance.method import Choose, Method

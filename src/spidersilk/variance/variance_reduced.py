@@ -21,9 +21,8 @@ from spidersilk.operator.settings import RTop
 from spidersilk.operator.stream import Stream
 from spidersilk.parallel.workers import Group, Traffic, as_workers
 from spidersilk.variance.agreement import facts_of
-from spidersilk.variance.divergence import DeviceFlag
+from spidersilk.variance.divergence import DeviceFlag, DivergenceError
 from spidersilk.variance.engine import Engine
-from spidersilk.variance.errors import DivergenceError
 from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
 from spidersilk.variance.measures import Measures

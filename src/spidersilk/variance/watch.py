@@ -11,8 +11,8 @@ from spidersilk.kernels.plain import all_finite
 from spidersilk.loop.batches import Batch, Small
 from spidersilk.loop.counter import LoopCounter
 from spidersilk.parallel.workers import Alone
+from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.engine import Engine, Evaluated, Selections
-from spidersilk.variance.errors import DivergenceError
 from spidersilk.variance.measures import Measures, Meter
 from spidersilk.variance.method import Method
 from spidersilk.variance.two_point import loss_of
