@@ -48,19 +48,11 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "2.8": "17,962 microseconds over the assumed floor of 6.5 ms",
         "0.2": "d floats of the indices, by their count: 0.1 d of eight bytes",
         "0.06": "d floats of two bitmaps: 2 d / 32",
-        "0.53": "the ceiling (2 + 0.1) / 4",
-        "0.55": "the ceiling (1 + 0.1) / 2",
-        "0.70": "the ceiling (2 + 0.1) / 3",
         "3.00": "1.00 + 2.00",
         "0.30": "0.10 + 0.20",
     },
     "backprop.md": {
         "0.70": "the ceiling (2 + 0.1) / 3",
-        "0.53": "the ceiling (2 + 0.1) / 4",
-        "0.82": "the ceiling 1 - 0.9 x 0.20",
-        "0.86": "the ceiling 1 - 0.9 x 0.16",
-        "0.85": "an aim",
-        "0.65": "an aim",
     },
 }
 # Ratios, with both parts: numbers of the files or of the page, or powers of ten where the unit changes.
