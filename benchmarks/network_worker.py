@@ -90,9 +90,9 @@ class Method:
             seeded = torch.Generator().manual_seed(seed)
             if name != "SparseSVRG":
                 groups = "rows" if name == "SparseSGD-rows" else None
-                self.optimizer = silk.SparseSGD(
-                    self.params, lr, given.k, groups=groups, generator=seeded, process_group=group
-                )
+                options: dict[str, Any] = {"generator": seeded, "process_group": group}
+                options |= {"groups": groups, "sparse_backward": groups is not None}
+                self.optimizer = silk.SparseSGD(self.params, lr, given.k, **options)
             else:
                 half = given.k / 2
                 self.optimizer = silk.SparseSVRG(self.params, lr, half, half, generator=seeded, process_group=group)
