@@ -137,6 +137,7 @@ def works(d: int, device: str) -> Works:
         return top, torch.topk(keys, k, largest=False, sorted=False).indices
 
     yield f"select, {ours}", lambda: kernels.select(memory, k, k, seed), True
+    yield "silk.select", lambda: silk.select(memory, k, k), False
     yield "select, torch backend", lambda: PLAIN.select(memory, k, k, 1), False
     yield "torch.topk and random keys", random_keys, False
     yield "torch.topk", lambda: torch.topk(memory, k, sorted=False), False
