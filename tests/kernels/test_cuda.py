@@ -433,11 +433,11 @@ def test_an_lstm_at_the_reference_has_its_weights_in_one_piece() -> None:
 def test_captured_rows_of_convolutions(memory_format: torch.memory_format, channels: int) -> None:
     """In either memory format, and whatever their number."""
     torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(24, 8, 3, 3, dtype=torch.float64, device="cuda"))
-    x = torch.randn(5, 8, 9, 9, dtype=torch.float64, device="cuda").contiguous(memory_format=memory_format)
+    weight = torch.nn.Parameter(torch.randn(24, 20, 3, 3, dtype=torch.float64, device="cuda"))
+    x = torch.randn(5, 20, 9, 9, dtype=torch.float64, device="cuda").contiguous(memory_format=memory_format)
     rows = torch.randperm(24)[:channels].sort().values
-    places = (rows[:, None] * 72 + torch.arange(72)).view(-1).cuda()
-    selection = silk.Selection(places, places[:0], 1.0, weight.numel(), PickedRows(rows.cuda(), ((24, 72),)))
+    places = (rows[:, None] * 180 + torch.arange(180)).view(-1).cuda()
+    selection = silk.Selection(places, places[:0], 1.0, weight.numel(), PickedRows(rows.cuda(), ((24, 180),)))
     capture = Capture([Wanted([weight], selection)])
     with capture.evaluation(1.0):
         torch.conv2d(x, weight, padding=1).square().sum().backward()
