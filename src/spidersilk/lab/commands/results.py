@@ -1,4 +1,4 @@
-"""From runs to files and pages: `collect`, `page`, `report`."""
+"""From runs to files and reports: `collect`, `report`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spidersilk.lab.commands import app, console, options
-from spidersilk.lab.report import html, page
+from spidersilk.lab.report import html
 from spidersilk.lab.run import collect
 from spidersilk.lab.run.curve import load_runs
 from spidersilk.lab.run.machine import command
@@ -21,18 +21,6 @@ def collect_command(
     """Pack runs into one small JSON file: settings, versions, machine, and curves of at most about 60 points."""
     packed = [collect.pack(curve) for curve in load_runs(runs) if curve.rows]
     console.print(f"collected: {collect.save(to, packed)}")
-
-
-@app.command("page", epilog=f"Example: {page.COMMAND}")
-def page_command(
-    results: Annotated[Path, typer.Argument(help="folder with paper/ and tune/")] = Path("results"),
-    to: Annotated[Path, typer.Option("--to", help="the page to write")] = Path("docs/reproduction.md"),
-    figures: Annotated[Path | None, typer.Option("--figures", help="folder of the figures (RESULTS)")] = None,
-) -> None:
-    """The collected results as one page: the paper's claims with a verdict each, tables, figures, what is missing."""
-    if not results.is_dir():
-        raise ValueError(f"{results} is not a folder: give the one that has paper/ and tune/")
-    console.print(f"page: {page.write(results, to, figures)}")
 
 
 @app.command("report", epilog="Example: spidersilk report runs/compare/*")

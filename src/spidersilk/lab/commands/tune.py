@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from spidersilk.lab.commands import app, console, options
+from spidersilk.lab.commands import app, console, options, rich_table
 from spidersilk.lab.experiments.tuning import Tuning, check_settings, default_name, methods_of, tune
-from spidersilk.lab.report import tuned_page
+from spidersilk.lab.report import tuned
 from spidersilk.lab.run import methods as optimizers
 from spidersilk.lab.run.config import RunConfig, apply_settings
 from spidersilk.lab.run.machine import command
@@ -51,7 +51,7 @@ def tune_command(
         tuning, tuning.folder(out), console, jobs=jobs, resume=resume, command=command(), time_limit=time_limit
     )
     record = json.loads(path.read_text())
-    console.print(tuned_page.console_table(record))
-    if edges := tuned_page.edges(record):
+    console.print(rich_table(tuned.title(record), *tuned.table(record)))
+    if edges := tuned.edges(record):
         console.print(f"the best step size is the smallest or largest tried: {edges}; more --trials may improve it")
     console.print(f"{'all' if whole else 'not all'} runs were done; {path}")

@@ -28,22 +28,6 @@ EPOCHS = 150.0
 # On a GPU these change the time only; 5000 samples of each set are enough to evaluate a ResNet.
 FAST: dict[str, Any] = {"channels_last": True, "eval_samples": 5000}
 SMOKE = "Smoke scale: a check that everything runs; verdicts hold for this size and budget alone."
-QUOTES = {
-    "table1": "For each model, the entropy at the beginning of training is almost maximal. ... After 150 epochs, the "
-    "entropy of M_t for the convolutional model drops to approximately 3, which suggests a substantial amount of "
-    "gradient structure. Note that for the datasets that we tested, the gradient structure depends primarily on the "
-    "model and not the dataset. In particular, for Resnet-18, the entropy appears to vary minimally after 150 epochs. "
-    "(Section 4.1)",
-    "figure1-left": "The results of training Resnet-18 on CIFAR-10 suggests that our sparsity algorithm works well on "
-    "large neural networks, and non-trivial datasets. (Section 4.1)",
-    "figure1-right": "Our results of fitting the convolutional neural network to MNIST show that sparsity provides a "
-    "significant advantage compared to using SpiderBoost alone. (Section 4.1)",
-    "figure2": "SpiderBoost is slightly worse than SGD, and sparsity provides a noticeable improvement over SGD. "
-    "(Section 4.2)",
-    "figure3": "We see SpiderBoost is slightly worse than SGD, and sparsity provides a slight improvement over SGD, "
-    "especially in the first few epochs. (Section 4.3)",
-    "sparsity": "SpiderBoost with various values of sparsity. (Appendix B, a figure without a sentence of its own)",
-}
 
 
 @dataclass(frozen=True)
@@ -80,10 +64,6 @@ class Part:
     configs: list[RunConfig]
     claims: list[Claim]
     note: str = ""
-
-    @property
-    def quote(self) -> str:
-        return next((quote for key, quote in QUOTES.items() if self.key.startswith(key)), "")
 
 
 Experiments = dict[str, list[Part]]

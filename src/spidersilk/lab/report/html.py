@@ -6,19 +6,22 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from spidersilk.lab.report import entropy_page, verdicts
+from spidersilk.lab.experiments.paper import TABLE_1
+from spidersilk.lab.report import verdicts
 from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.figures import QUERIES, panels, png, svg
-from spidersilk.lab.report.render import render
-from spidersilk.lab.report.verdicts import Verdict
+from spidersilk.lab.report.verdicts import Verdict, data_title, entropies, model_and_data
 from spidersilk.lab.run.curve import Curve, common_target, metric_of, words
 from spidersilk.lab.run.folder import write_atomically
+from spidersilk.lab.tasks.models import MODELS
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, head and rows."""
+ENTROPY_HEAD = ["model, data", "max", "before", "paper", "after", "paper"]
 _COUNTERS = ("queries", "samples", "updates", "seconds", "train_loss", "gap", "v_norm", "entropy")
 
 
@@ -48,8 +51,20 @@ def section_of(chapter: Chapter) -> Section:
     judged = [verdict for verdict in verdicts.of(chapter) if verdict.word != verdicts.NOT_RUN]
     if chapter.experiment != "table1":
         return Section(chapter.title, curves, chapter.part.note, judged)
-    entropy = [("Entropy of the memory, bits", entropy_page.HEAD, entropy_page.rows(chapter))]
-    return Section(chapter.title, curves, chapter.part.note, judged, entropy, rivals=False)
+    entropy = ("Entropy of the memory, bits", ENTROPY_HEAD, entropy_rows(chapter))
+    return Section(chapter.title, curves, chapter.part.note, judged, [entropy], rivals=False)
+
+
+def entropy_rows(chapter: Chapter) -> list[list[str]]:
+    """Cells of ENTROPY_HEAD for each run; nothing is printed for data that stands in."""
+    rows = []
+    for group in chapter.groups:
+        model, data = model_and_data(group)
+        measured = [f"{x:.2f}" for x in entropies(group)] if group.curves else ["-", "-"]
+        printed = [f"{x:.2f}" for x in TABLE_1.get((model, data), ())] or ["", ""]
+        bits = f"{math.log2(MODELS[model][1]):.3f}"
+        rows.append([f"{model}, {data_title(group)}", bits, measured[0], printed[0], measured[1], printed[1]])
+    return rows
 
 
 def sections_of(curves: list[Curve]) -> list[Section]:
@@ -95,8 +110,7 @@ def write(sections: list[Section], path: Path, title: str, command: str, left_ou
         {"section": section, "figures": _figures(section, number, path.parent), "tables": section.all_tables()}
         for number, section in enumerate(sections, 1)
     ]
-    page = render(
-        "report.html",
+    page = _template().render(
         title=title,
         command=command,
         shown=shown,
@@ -107,6 +121,15 @@ def write(sections: list[Section], path: Path, title: str, command: str, left_ou
     )
     write_atomically(path, page.encode())
     return path
+
+
+def _template() -> Any:
+    import jinja2  # imported here: runs do not need it
+
+    loader = jinja2.PackageLoader("spidersilk.lab.report", "templates")
+    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
+        "report.html"
+    )
 
 
 def _distinct(sections: list[Section], key: str) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The engine of verdicts: each claim of the paper against the runs, by one rule. Every page and report uses it."""
+"""The engine of verdicts: each claim of the paper against the runs, by one rule. The report and the page use it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spidersilk.lab.experiments.paper import EPOCHS, TABLE_1, Claim
-from spidersilk.lab.report.evidence import LOSS, Chapter, Group, density, number, same_settings
+from spidersilk.lab.report.evidence import LOSS, Chapter, Group, density, number
 
 # The factor of every verdict. A ratio of queries nearer to 1 says nothing: most runs have one seed, and curves are
 # evaluated and thinned in steps of this order.
 LEVEL = 1.2
 CLEARLY = 1.5  # beyond this ratio of queries, "slightly" is the wrong word
 BIT = 1.0  # the text of the paper rounds entropies to whole bits ("approximately 3")
-# How many of dense SpiderBoost's queries a sparse method may need. With k/d = 0.1 a loop costs B + 0.2 b (m - 1)
-# queries and not B + 2 b (m - 1): 0.42 of them for images and ratings, 0.55 for the language model. Times LEVEL,
-# rounded.
-SHARES = {"language": 0.65}
-SHARE = 0.5
 # Forms that the paper's settings suit, in the order in which ties are broken.
 STABLE = ("sparse-svrg", "sparse-svrg-refresh", "sparse-svrg-selected", "sparse-sgd")
 NOT_RUN = "not run yet"
@@ -46,8 +41,15 @@ def of(chapter: Chapter) -> list[Verdict]:
 
 def stable(chapter: Chapter) -> list[Group]:
     """The stable sparse forms that were planned with the dense method's settings."""
-    forms = [g for g in chapter.groups if g.config.optimizer in STABLE and same_settings(g, chapter.dense)]
+    forms = [g for g in chapter.groups if g.config.optimizer in STABLE and _same_settings(g, chapter.dense)]
     return sorted(forms, key=lambda g: STABLE.index(g.config.optimizer))
+
+
+def _same_settings(group: Group, dense: Group) -> bool:
+    """Whether a run has the dense one's step size, batches and loop length, and a tenth of the coordinates."""
+    ours, theirs = group.config.completed(), dense.config.completed()
+    keys = ("lr", "anchor_batch_size", "batch_size", "inner_steps", "inner_lr_end", "lr_milestones")
+    return all(getattr(ours, k) == getattr(theirs, k) for k in keys) and math.isclose(density(ours), 0.1)
 
 
 def compared(share: float) -> str:
@@ -141,48 +143,6 @@ def _sweep(chapter: Chapter, claim: Claim) -> Verdict:
     why += f". SparseSVRG does at k/d = {densities(anchored)}"
     word = "reproduced" if not bad else "reproduced for some densities" if fine else "not reproduced"
     return Verdict(claim.text, word, why, runs)
-
-
-# Dense SpiderBoost's final loss.
-
-
-@dataclass
-class Half:
-    """In how many of the dense method's queries a sparse one at its settings reaches its final loss."""
-
-    task: str
-    dense: Group
-    sparse: Group | None
-    target: float | None = None
-    ratio: float | None = None  # to all of the dense method's queries
-    strict: float | None = None  # to those after which the dense method was first at its final loss
-    limit: float = SHARE
-
-    @property
-    def answer(self) -> str:
-        if self.target is None:
-            return NOT_RUN
-        if self.ratio is None or self.ratio > self.limit:
-            return "no" if self.dense.complete else "no so far"
-        if self.strict is None or self.strict > self.limit:
-            return "of all its queries yes, of those it needed no"
-        return "yes" if self.dense.complete else "yes so far"
-
-
-def half(chapter: Chapter, dense: Group, limit: float | None = None) -> Half:
-    """By the sparse method that needs least, Algorithm 1 among them if it does not diverge."""
-    limit = SHARES.get(dense.config.task, SHARE) if limit is None else limit
-    printed = [g for g in chapter.groups if g.config.optimizer == "sparse-spiderboost" and same_settings(g, dense)]
-    tried = [g for g in [*stable(chapter), *printed] if g.curves]
-    target = dense.end(LOSS)
-    if dense.diverged or not tried or target is None:
-        return Half(chapter.title, dense, None, limit=limit)
-    reached = [(cost, g) for g in tried if not g.diverged and (cost := g.cost(target, LOSS)) is not None]
-    if not reached:
-        return Half(chapter.title, dense, None, target, limit=limit)
-    cost, best = min(reached, key=lambda pair: pair[0])
-    first = dense.cost(target, LOSS)
-    return Half(chapter.title, dense, best, target, cost / dense.reach, cost / first if first else None, limit)
 
 
 # Table 1.
