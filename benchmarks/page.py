@@ -54,7 +54,7 @@ def text(results: Path) -> str:
 
 def _claims(every: list[Chapter]) -> str:
     judged = [(chapter, verdict) for chapter in every for verdict in verdicts.of(chapter)]
-    rows = [[c.title, v.claim, f"**{v.word}**", page_paper.seeds_of(c)] for c, v in judged]
+    rows = [[c.part.title, v.claim, f"**{v.word}**", page_paper.seeds_of(c)] for c, v in judged]
     return markdown_table(["where", "the paper", "here", "seeds"], rows)
 
 
@@ -63,7 +63,7 @@ def _missing(every: list[Chapter]) -> list[str]:
     for chapter in every:
         short = [f"`{g.name}` ({g.state()})" for g in chapter.groups if not g.complete]
         runs = ", ".join(short) if chapter.present else f"all {len(short)} runs (not run yet)"
-        lines += [f"{chapter.title}: {runs}"] if short else []
+        lines += [f"{chapter.part.title}: {runs}"] if short else []
     return lines
 
 

@@ -47,7 +47,7 @@ def chapters(results: Path) -> list[Chapter]:
 
 
 def quote(chapter: Chapter) -> str:
-    return next(text for key, text in QUOTES.items() if chapter.key.startswith(key))
+    return next(text for key, text in QUOTES.items() if chapter.part.key.startswith(key))
 
 
 def seeds_of(chapter: Chapter) -> str:
@@ -122,7 +122,7 @@ def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def picture(chapter: Chapter) -> str:
-    return f"paper/paper_{chapter.key.replace('-', '_')}.png"
+    return f"paper/paper_{chapter.part.key.replace('-', '_')}.png"
 
 
 def draw(chapter: Chapter, folder: Path) -> None:
@@ -134,6 +134,6 @@ def draw(chapter: Chapter, folder: Path) -> None:
     is_table = chapter.experiment == "table1"
     y, y_label = ("entropy", "entropy of M, bits") if is_table else (LOSS, "training loss")
     labels = list(dict.fromkeys(c.label for c in curves)) if len(curves) > len(chapter.present) else None
-    figure = panels(curves, QUERIES, y, y_label, chapter.title, not is_table, labels)
+    figure = panels(curves, QUERIES, y, y_label, chapter.part.title, not is_table, labels)
     if figure is not None:
         png(figure, folder / picture(chapter))

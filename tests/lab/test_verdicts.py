@@ -36,7 +36,7 @@ def curve(name: str, losses: list[float], status: str = "finished", step: float 
 
 def chapter(folder: Path, *runs: dict[str, Any]) -> Chapter:
     collect.save(path_of(folder / "paper", "figure1"), runs)
-    return next(c for c in page_paper.chapters(folder) if c.key == "figure1-right")
+    return next(c for c in page_paper.chapters(folder) if c.part.key == "figure1-right")
 
 
 DENSE = [2.3, 1.0, 0.6, 0.4, 0.3]

@@ -1,4 +1,4 @@
-"""Single runs and comparisons: `list`, `run`, `compare`."""
+"""Single runs, comparisons, and what is made of any runs: `list`, `run`, `compare`, `report`, `collect`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import typer
 from spidersilk.lab.commands import app, console, finish, options, rich_table
 from spidersilk.lab.report import html
 from spidersilk.lab.run import batch
+from spidersilk.lab.run.collect import pack, save
 from spidersilk.lab.run.config import RunConfig, apply_settings, from_yaml
-from spidersilk.lab.run.curve import load_run
+from spidersilk.lab.run.curve import load_run, load_runs
 from spidersilk.lab.run.folder import Summary
 from spidersilk.lab.run.machine import command
 from spidersilk.lab.run.methods import METHODS
@@ -71,6 +72,25 @@ def compare_command(
     common = {"budget": budget, "eval_every": budget / 40, "data_dir": None if data_dir is None else str(data_dir)}
     configs = [apply_settings(RunConfig(task, name.strip(), **common), settings or []) for name in chosen.split(",")]
     _run(configs, seeds, jobs, resume, out, title=f"{task}: {chosen}")
+
+
+@app.command("collect", epilog="Example: spidersilk collect runs/compare/* --to results/runs_mine.json")
+def collect_command(
+    runs: options.RunFolders, to: Annotated[Path, typer.Option("--to", help="the JSON file to write, or to add to")]
+) -> None:
+    """Pack runs into one small JSON file: settings, versions, machine, and curves of at most about 60 points."""
+    packed = [pack(curve) for curve in load_runs(runs) if curve.rows]
+    console.print(f"collected: {save(to, packed)}")
+
+
+@app.command("report", epilog="Example: spidersilk report runs/compare/*")
+def report_command(
+    runs: options.RunFolders,
+    to: Annotated[Path, typer.Option("--to", help="the page to write")] = Path("runs/report.html"),
+    title: Annotated[str, typer.Option(help="its title")] = "Runs",
+) -> None:
+    """One HTML page for any set of runs."""
+    console.print(f"report: {html.write(html.sections_of(load_runs(runs)), to, title, command())}")
 
 
 def _run(configs: list[RunConfig], seeds: int, jobs: int, resume: bool, out: Path, title: str = "") -> None:

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from spidersilk.lab.commands import app, console, options, rich_table
-from spidersilk.lab.experiments.tuning import Tuning, check_settings, default_name, methods_of, tune
+from spidersilk.lab.experiments.grid import METHODS
+from spidersilk.lab.experiments.tuning import Tuning, check_settings, default_name, tune
 from spidersilk.lab.report import tuned
 from spidersilk.lab.run import methods as optimizers
 from spidersilk.lab.run.config import RunConfig, apply_settings
@@ -24,9 +25,7 @@ def tune_command(
     methods: Annotated[str, typer.Option("--methods", help="names, separated by commas; all if empty")] = "",
     trials: Annotated[int, typer.Option("--trials", min=1, help="how many for each method")] = 8,
     budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for a trial")] = 1.0,
-    final_budget: Annotated[
-        float | None, typer.Option("--final-budget", help="for the best of each (four times a trial's)")
-    ] = None,
+    final_budget: Annotated[float | None, typer.Option(help="for the best of each (four times a trial's)")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="how many, for the best of each")] = 3,
     jobs: options.Jobs = 1,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
@@ -41,15 +40,14 @@ def tune_command(
     base = apply_settings(RunConfig(task, "sgd"), settings or [])
     check_settings(base)
     base = replace(base, device=device, data_dir=None if data_dir is None else str(data_dir))
-    chosen = methods_of(methods)
+    chosen: list[str] = [name.strip() for name in methods.split(",")] if methods else [*METHODS]
     for method in chosen:
         optimizers.find(method)
-    path = to / (default_name(base) if name is None else f"{name.removesuffix('.json')}.json")
+    path = to / f"{(name or default_name(base)).removesuffix('.json')}.json"
     longest = 4 * budget if final_budget is None else final_budget
     tuning = Tuning(base, chosen, trials, budget, longest, seeds, path)
-    whole = tune(
-        tuning, tuning.folder(out), console, jobs=jobs, resume=resume, command=command(), time_limit=time_limit
-    )
+    how = {"jobs": jobs, "resume": resume, "command": command(), "time_limit": time_limit}
+    whole = tune(tuning, tuning.folder(out), console, **how)
     record = json.loads(path.read_text())
     console.print(rich_table(tuned.title(record), *tuned.table(record)))
     if edges := tuned.edges(record):

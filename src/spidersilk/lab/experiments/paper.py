@@ -1,4 +1,4 @@
-"""The runs of the paper's table and figures, at the paper's size or a laptop's, and what the paper claims of them."""
+"""The runs of the paper's table and figures, at the paper's size or a laptop's, its claims, and the demo's runs."""
 
 from __future__ import annotations
 
@@ -191,3 +191,27 @@ def sparsity(smoke: bool) -> list[Part]:
                 configs.append(RunConfig("image", method, k1=share / 2, k2=share / 2, **text, **common))
         parts.append(Part(f"sparsity-{model}", f"Sparsity sweep: {model.upper()} on MNIST", configs, [RANGE]))
     return parts
+
+
+def demo() -> list[Part]:
+    """Logistic regression and a small network on embedded data, five optimizers at equal queries.
+
+    Each step size is the best of 0.02, 0.05, 0.1, 0.2, 0.5, 1 and 2 for its method by the last value at this budget;
+    for the convex problem, of ten times these.
+    """
+    convex: dict[str, Any] = {"options": {"data": "breast-cancer"}, "budget": 30.0, "eval_every": 0.75}
+    rates: dict[str, dict[str, Any]] = {
+        "sgd": {"lr": 0.5}, "spiderboost": {"lr": 10.0}, "sparse_spiderboost": {"lr": 2.0}, "sparse_svrg": {"lr": 2.0},
+        "sparse_sgd": {"lr": 5.0, "inner_steps": 50},
+    }  # fmt: skip
+    first = _runs("logistic", "logistic", True, convex | {"batch_size": 10}, **rates)
+    network: dict[str, Any] = {"options": {"model": "fc", "data": "digits"}, "budget": 10.0, "eval_every": 0.25}
+    rates = {
+        "sgd": {"lr": 0.1}, "spiderboost": {"lr": 0.05}, "sparse_spiderboost": {"lr": 0.02}, "sparse_svrg": {"lr": 0.1},
+        "sparse_sgd": {"lr": 0.1, "inner_steps": 30},
+    }  # fmt: skip
+    second = _runs("network", "image", True, network | {"batch_size": 50, "anchor_batch_size": 500}, **rates)
+    return [
+        Part("logistic", "Logistic regression, breast cancer data", first, []),
+        Part("network", "Two-layer network on digits", second, []),
+    ]

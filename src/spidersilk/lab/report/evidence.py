@@ -84,17 +84,9 @@ class Chapter:
     part: Part
     groups: list[Group]
 
-    @property
-    def key(self) -> str:
-        return self.part.key
-
-    @property
-    def title(self) -> str:
-        return self.part.title
-
     def find(self, method: str) -> Group:
         """The runs of a method as the paper has it; without curves if there are none."""
-        name = f"{self.key}-{method}"
+        name = f"{self.part.key}-{method}"
         absent = Group(replace(self.groups[0].config, name=name, label=LABELS.get(method, method)))
         return next((g for g in self.groups if g.name == name), absent)
 
@@ -105,6 +97,7 @@ class Chapter:
 
     @property
     def present(self) -> list[Group]:
+        """Those that have runs."""
         return [g for g in self.groups if g.curves]
 
 

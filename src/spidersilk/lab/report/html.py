@@ -36,10 +36,6 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     rivals: bool = True
 
-    @property
-    def metric(self) -> str:
-        return metric_of(self.curves)
-
     def all_tables(self) -> list[Table]:
         made = [*self.tables, *([target_table(self)] if self.rivals and self.curves else []), _last_values(self.curves)]
         return [table for table in made if table[2]]
@@ -50,9 +46,9 @@ def section_of(chapter: Chapter) -> Section:
     curves = [curve for group in chapter.present for curve in group.curves]
     judged = [verdict for verdict in verdicts.of(chapter) if verdict.word != verdicts.NOT_RUN]
     if chapter.experiment != "table1":
-        return Section(chapter.title, curves, chapter.part.note, judged)
+        return Section(chapter.part.title, curves, chapter.part.note, judged)
     entropy = ("Entropy of the memory, bits", ENTROPY_HEAD, entropy_rows(chapter))
-    return Section(chapter.title, curves, chapter.part.note, judged, [entropy], rivals=False)
+    return Section(chapter.part.title, curves, chapter.part.note, judged, [entropy], rivals=False)
 
 
 def entropy_rows(chapter: Chapter) -> list[list[str]]:
@@ -79,7 +75,7 @@ def sections_of(curves: list[Curve]) -> list[Section]:
 
 def target_table(section: Section) -> Table:
     """The cost of each run to the common target, with ratios to the first that reached it."""
-    metric = section.metric
+    metric = metric_of(section.curves)
     target = common_target(section.curves, metric)
     costs = [curve.cost(metric, target) for curve in section.curves]
     base = next((c for c in costs if c is not None), (0.0, 0.0))
@@ -105,31 +101,20 @@ def _last_values(curves: list[Curve]) -> Table:
 
 def write(sections: list[Section], path: Path, title: str, command: str, left_out: list[str] | None = None) -> Path:
     """The page at `path`, and each figure as PNG beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shown = [
-        {"section": section, "figures": _figures(section, number, path.parent), "tables": section.all_tables()}
-        for number, section in enumerate(sections, 1)
-    ]
-    page = _template().render(
-        title=title,
-        command=command,
-        shown=shown,
-        left_out=left_out or [],
-        machines=_distinct(sections, "machine"),
-        versions=_distinct(sections, "versions"),
-        config_of=lambda curve: yaml.safe_dump(curve.config, sort_keys=False),
-    )
-    write_atomically(path, page.encode())
-    return path
-
-
-def _template() -> Any:
     import jinja2  # imported here: runs do not need it
 
     loader = jinja2.PackageLoader("spidersilk.lab.report", "templates")
-    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True).get_template(
-        "report.html"
-    )
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    values: dict[str, Any] = {"title": title, "command": command, "left_out": left_out or []}
+    values["shown"] = [
+        {"section": section, "figures": _figures(section, number, path.parent), "tables": section.all_tables()}
+        for number, section in enumerate(sections, 1)
+    ]
+    values |= {key: _distinct(sections, key) for key in ("machine", "versions")}
+    values["config_of"] = lambda curve: yaml.safe_dump(curve.config, sort_keys=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, environment.get_template("report.html").render(values).encode())
+    return path
 
 
 def _distinct(sections: list[Section], key: str) -> list[dict[str, str]]:
@@ -139,15 +124,16 @@ def _distinct(sections: list[Section], key: str) -> list[dict[str, str]]:
 
 
 def _figures(section: Section, number: int, folder: Path) -> list[dict[str, str]]:
-    y, seconds = words(section.metric), {"seconds": "seconds of training"}
+    metric = metric_of(section.curves)
+    y, seconds = words(metric), {"seconds": "seconds of training"}
     kinds = [
-        (QUERIES, section.metric, y, "by gradient queries", True),
-        (seconds, section.metric, y, "by seconds of training", True),
+        (QUERIES, metric, y, "by gradient queries", True),
+        (seconds, metric, y, "by seconds of training", True),
         (QUERIES, "entropy", "entropy of M, bits", "entropy of the memory", False),
     ]
     figures = []
-    for kind, (x, metric, y_label, caption, log) in enumerate(kinds, 1):
-        figure = panels(section.curves, x, metric, y_label, caption, log)
+    for kind, (x, y_key, y_label, caption, log) in enumerate(kinds, 1):
+        figure = panels(section.curves, x, y_key, y_label, caption, log)
         if figure is not None:
             name = f"figure-{number}-{kind}"
             figures.append({"svg": svg(figure, name), "caption": f"{y_label}, {caption}"})
