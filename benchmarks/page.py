@@ -61,7 +61,7 @@ def _claims(every: list[Chapter]) -> str:
 def _missing(every: list[Chapter]) -> list[str]:
     lines = []
     for chapter in every:
-        short = [f"`{g.name}` ({g.state()})" for g in chapter.groups if not g.complete]
+        short = [f"`{g.name}` ({page_paper.state(g)})" for g in chapter.groups if not page_paper.complete(g)]
         runs = ", ".join(short) if chapter.present else f"all {len(short)} runs (not run yet)"
         lines += [f"{chapter.part.title}: {runs}"] if short else []
     return lines

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from page_paper import markdown_table
+from page_paper import markdown_table, state
 
 from spidersilk.lab.report import html
 from spidersilk.lab.report.evidence import LOSS, Chapter, number
@@ -30,7 +30,7 @@ def load(chapter: Chapter, results: Path) -> Entropy:
     path = results / "benchmarks" / "entropy.json"
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.is_file() else {}
     guess, groups = figures.get("guess", {}), chapter.groups
-    ends = [[number(g.end(LOSS)), number(guess.get(data_title(g))), g.state()] for g in groups]
+    ends = [[number(g.end(LOSS)), number(guess.get(data_title(g))), state(g)] for g in groups]
     cells = [[*row, *end] for row, end in zip(html.entropy_rows(chapter), ends, strict=True)]
     table = markdown_table([*html.ENTROPY_HEAD, "final loss", "guessing", "how far"], cells)
     recropped = any("re-cropped" in data_title(g) for g in groups)

@@ -75,6 +75,19 @@ def remarks(chapter: Chapter) -> list[str]:
     return [f"Beside {who}, which the paper leaves out here: {'; '.join(needs)}."] if needs else []
 
 
+def complete(group: Group) -> bool:
+    return bool(group.curves) and (group.diverged or group.reached(group.config.budget))
+
+
+def state(group: Group) -> str:
+    """How far it got, in words."""
+    if not group.curves:
+        return "not run yet"
+    if group.diverged:
+        return group.divergence()
+    return f"to {group.reach:.3g} N" + ("" if complete(group) else f" of {group.config.budget:g} N")
+
+
 # Values at equal queries.
 
 
@@ -106,7 +119,7 @@ def curves_table(chapter: Chapter) -> str:
     for group in chapter.groups:
         config = group.config.completed()
         cells = [cell(group, count) for count in columns]
-        rows.append([group.label, f"{config.lr:g}", str(config.inner_steps), *cells, group.state()])
+        rows.append([group.label, f"{config.lr:g}", str(config.inner_steps), *cells, state(group)])
     head = ["", "lr", "m", *(f"{c:g} N" for c in columns), "how far"]
     return f"Training loss / {SECOND_NAMES[second]} at queries:\n\n" + markdown_table(head, rows)
 

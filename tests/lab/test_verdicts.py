@@ -83,7 +83,7 @@ def test_runs_cut_short_and_seeds_are_named(tmp_path: Path) -> None:
     runs = [curve("figure1-right-spiderboost", DENSE, "stopped", step=1.825)]
     runs += [curve("figure1-right-sgd", losses, step=5.0, seed=seed) for seed, losses in enumerate((FAST, DENSE, SLOW))]
     made = chapter(tmp_path, *runs)
-    assert made.find("spiderboost").state() == "to 7.3 N of 20 N"
+    assert page_paper.state(made.find("spiderboost")) == "to 7.3 N of 20 N"
     assert page_paper.at(made.find("sgd"), 10, "train_loss") == 0.6  # the median of three seeds
     assert made.find("sgd").cost(0.4, "train_loss") == 15.0
     assert made.find("sgd").cost(0.2, "train_loss") is None

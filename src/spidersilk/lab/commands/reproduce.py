@@ -13,7 +13,7 @@ from rich.console import Console
 
 from spidersilk.lab.commands import app, console, finish, options, rich_table
 from spidersilk.lab.experiments.paper import Experiments, demo, experiments
-from spidersilk.lab.experiments.plan import Plan, PlannedRun, all_runs, choose, load_collected, make_plan, path_of
+from spidersilk.lab.experiments.plan import PlannedRun, all_runs, choose, load_collected, make_plan, path_of
 from spidersilk.lab.report import html
 from spidersilk.lab.report.evidence import make_chapter
 from spidersilk.lab.run import batch, collect
@@ -54,13 +54,15 @@ class Outcome:
 
 def reproduce(request: Request, console: Console) -> list[Summary]:
     """Run what is not collected yet, in one batch, and report on everything; returns the summaries."""
-    plan = _plan(request)
+    _check_folder(request)
+    plan = make_plan(request.experiments, request.only, request.collect_to, request.stand_in)
     summaries = _execute(plan, request, console)
     _render(_collect(plan, summaries, request), request, console)
     return list(summaries.values())
 
 
-def _plan(request: Request) -> Plan:
+def _check_folder(request: Request) -> None:
+    """Refuse a folder with these runs in it, unless they are to be continued or removed."""
     names = [config.name for *_, config in all_runs(request.experiments)]
     taken = [name for name in names if (request.folder / name / "config.yaml").exists()]
     if taken and not (request.fresh or request.resume):
@@ -70,21 +72,21 @@ def _plan(request: Request) -> Plan:
         files = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoint.pt")
         for path in (request.folder / name / file for name in taken for file in files):
             path.unlink(missing_ok=True)
-    return make_plan(request.experiments, request.only, request.collect_to, request.stand_in)
 
 
-def _execute(plan: Plan, request: Request, console: Console) -> dict[str, Summary]:
-    """The summaries by the name of the run."""
+def _execute(plan: list[PlannedRun], request: Request, console: Console) -> dict[str, Summary]:
+    """The summaries by the name of the run; each run is collected when it ends."""
+    experiment_of = {planned.run.name: planned.experiment for planned in plan if planned.run is not None}
 
     def ended(config: RunConfig, summary: Summary) -> None:
         if request.collect_to is None or summary["status"] in ("failed", "waiting"):
             return
         curve = load_run(request.folder / config.name)
         if curve.rows:
-            path = path_of(request.collect_to, plan.experiment_of(config.name))
+            path = path_of(request.collect_to, experiment_of[config.name])
             collect.save(path, [collect.pack(curve, command=command())])
 
-    todo = [planned.run for planned in plan.runs.values() if planned.run is not None]
+    todo = [planned.run for planned in plan if planned.run is not None]
     summaries = batch.run_all(
         todo, request.folder, jobs=request.jobs, resume=request.resume, console=console, time_limit=request.time_limit,
         ended=ended,
@@ -92,25 +94,20 @@ def _execute(plan: Plan, request: Request, console: Console) -> dict[str, Summar
     return {config.name: summary for config, summary in zip(todo, summaries, strict=True)}
 
 
-def _collect(plan: Plan, summaries: dict[str, Summary], request: Request) -> Outcome:
+def _collect(plan: list[PlannedRun], summaries: dict[str, Summary], request: Request) -> Outcome:
     """Curves from the folder of the runs; from the collected files if a run was not made now."""
     outcome = Outcome({}, {}, [])
-    for experiment, part, config in all_runs(plan.experiments):
-        title = f"{part.title}, {config.title()}"
-        planned = plan.runs.get(config.name, PlannedRun(config, config))
-        if planned.missing:
-            outcome.left_out.setdefault(planned.missing, []).append(title)
-        if planned.run is None:
-            continue
-        summary = summaries.get(planned.run.name, {"status": "waiting"})
-        if summary["status"] == "failed":
-            outcome.left_out.setdefault(summary["reason"], []).append(title)
-        elif summary["status"] != "waiting":
-            outcome.curves[config.name] = load_run(request.folder / planned.run.name)
-        elif config.name in plan.collected[experiment]:
-            outcome.curves[config.name] = collect.unpack(plan.collected[experiment][config.name])
-        else:
-            outcome.waiting.append(config.name)
+    for planned in plan:
+        name, summary = planned.config.name, summaries[planned.run.name] if planned.run is not None else {}
+        status = summary.get("status")
+        for reason in filter(None, (planned.missing, summary["reason"] if status == "failed" else "")):
+            outcome.left_out.setdefault(reason, []).append(name)
+        if planned.run is not None and status not in ("failed", "waiting"):
+            outcome.curves[name] = load_run(request.folder / planned.run.name)
+        elif planned.collected is not None and status != "failed":
+            outcome.curves[name] = collect.unpack(planned.collected)
+        elif status == "waiting":
+            outcome.waiting.append(name)
     return outcome
 
 
@@ -145,22 +142,18 @@ def demo_command(out: options.Folder = Path("runs/demo"), jobs: options.Jobs = 1
     finish(reproduce(Request({"demo": demo()}, out, "spidersilk demo", jobs, fresh=True), console))
 
 
-Names = Annotated[str, typer.Option("--only", help="runs by name, with * and commas; what is named first runs first")]
-Collected = Annotated[Path | None, typer.Option("--collect", help="folder of paper_*.json; runs in it are skipped")]
-
-
 @app.command("reproduce", epilog="Example: spidersilk reproduce figure1 --scale smoke")
 def reproduce_command(
     what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all; more with commas")],
     scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
     jobs: options.Jobs = 1,
     resume: options.Resume = False,
-    only: Names = "",
+    only: Annotated[str, typer.Option(help="runs by name, with * and commas; what is named first runs first")] = "",
     budget: Annotated[float | None, typer.Option("--budget", help="stop each run at this many queries over N")] = None,
     seeds: options.Seeds = 1,
     settings: options.Settings = None,
     time_limit: options.TimeLimit = None,
-    collect: Collected = None,
+    collect: Annotated[Path | None, typer.Option(help="folder of paper_*.json; runs that it has are skipped")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
     data_dir: options.DataDir = None,
     plan_only: Annotated[bool, typer.Option("--list", help="print what would be run, and run nothing")] = False,
@@ -181,11 +174,10 @@ def reproduce_command(
 
 def _list(chosen: Experiments, collect_to: Path | None) -> None:
     """Print what would be run, and what is collected already."""
-    known = load_collected(chosen, collect_to)
-    rows = []
+    files, rows = load_collected(chosen, collect_to), []
     for name, _, config in all_runs(chosen):
-        run = known[name].get(config.name)
+        run = files[name].get(config.name)
         state = "" if run is None else f"{run['status']} at {run['curve']['queries'][-1]:.2f} N"
-        state += ", to be run" if run is not None and not collect.is_done(config, known[name]) else ""
+        state += ", to be run" if run is not None and not collect.is_done(config, files[name]) else ""
         rows.append([name, config.name, f"{config.budget:g}", str(config.seed), state])
     console.print(rich_table("", ["experiment", "run", "budget", "seed", "collected so far"], rows))

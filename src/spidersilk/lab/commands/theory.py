@@ -38,9 +38,8 @@ PLAN_ROWS: dict[str, Callable[[Plan], str]] = {
     "to SpiderBoost's": lambda p: f"{p.ratio:.3g}",
     "mean R_j at most": lambda p: "" if p.allowed_residual is None else f"{p.allowed_residual:.3g}",
 }
-
-
 PLAN_EXAMPLE = "Example: spidersilk plan --eps 0.1 -L 10 --sigma2 5 --delta-f 2.3 --samples 60000 -d 62006"
+Report = Callable[[str], None]
 
 
 @app.command("plan", epilog=PLAN_EXAMPLE)
@@ -109,9 +108,6 @@ def inspect_command(
     console.print(f"[bold]{result.verdict}[/bold]", highlight=False)
     if save is not None:
         save_inspection(result, save)
-
-
-Report = Callable[[str], None]
 
 
 class TaskSource:

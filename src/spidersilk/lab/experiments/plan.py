@@ -72,11 +72,16 @@ def in_order(experiments: Experiments, only: str = "") -> list[RunConfig]:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run as it is planned, the run that is made for it (None if there is none), and why the two differ."""
+    """A run as it is planned, the run that is made for it (None if there is none), and why the two differ.
+
+    A plan also has its experiment and what is collected of it already.
+    """
 
     config: RunConfig
     run: RunConfig | None
     missing: str = ""
+    experiment: str = ""
+    collected: collect.Packed | None = None
 
 
 def planned_runs(configs: Iterable[RunConfig], stand_in: bool = True) -> list[PlannedRun]:
@@ -85,13 +90,9 @@ def planned_runs(configs: Iterable[RunConfig], stand_in: bool = True) -> list[Pl
     planned: list[PlannedRun] = []
     for config in configs:
         missing = find(config.task).missing_data(config.options, config.data_dir)
-        if missing is None:
-            planned.append(PlannedRun(config, config))
-            continue
-        other = on_embedded_data(config) if stand_in else None
-        reason = f"{'digits stand in, as ' if other else ''}{missing}"
-        is_made = other in [p.run for p in planned]
-        planned.append(PlannedRun(config, None if is_made else other, reason))
+        other = config if missing is None else on_embedded_data(config) if stand_in else None
+        reason = "" if missing is None else f"{'digits stand in, as ' if other else ''}{missing}"
+        planned.append(PlannedRun(config, None if other in [p.run for p in planned] else other, reason))
     return planned
 
 
@@ -100,29 +101,19 @@ def path_of(folder: Path, experiment: str) -> Path:
     return folder / f"paper_{experiment}.json"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is to be run, by the name of the planned run, and what is collected already, by experiment."""
-
-    experiments: Experiments
-    runs: dict[str, PlannedRun]
-    collected: dict[str, dict[str, collect.Packed]]
-
-    def experiment_of(self, name: str) -> str:
-        """The experiment of a planned run, or of a run that stands in for it."""
-        originals = {p.run.name: p.config.name for p in self.runs.values() if p.run is not None}
-        original = originals.get(name, name)
-        return next(experiment for experiment, _, config in all_runs(self.experiments) if config.name == original)
-
-
 def load_collected(experiments: Experiments, folder: Path | None) -> dict[str, dict[str, collect.Packed]]:
     """The collected runs of each experiment by name; none without a folder."""
     return {name: {} if folder is None else collect.load(path_of(folder, name)) for name in experiments}
 
 
-def make_plan(experiments: Experiments, only: str, collect_to: Path | None, stand_in: bool) -> Plan:
-    """Runs that are finished in the files of `collect_to` are not made again."""
-    collected = load_collected(experiments, collect_to)
-    done = {c.name for name, _, c in all_runs(experiments) if collect.is_done(c, collected[name])}
-    todo = [c for c in in_order(experiments, only) if c.name not in done]
-    return Plan(experiments, {planned.config.name: planned for planned in planned_runs(todo, stand_in)}, collected)
+def make_plan(experiments: Experiments, only: str, collect_to: Path | None, stand_in: bool) -> list[PlannedRun]:
+    """All runs, in order; those that are finished in the files of `collect_to` are not made again."""
+    homes = {config.name: name for name, _, config in all_runs(experiments)}
+    files = load_collected(experiments, collect_to)
+    todo, done = [], []
+    for config in in_order(experiments, only):
+        (done if collect.is_done(config, files[homes[config.name]]) else todo).append(config)
+    plan = [*planned_runs(todo, stand_in), *(PlannedRun(config, None) for config in done)]
+    return [
+        replace(p, experiment=(home := homes[p.config.name]), collected=files[home].get(p.config.name)) for p in plan
+    ]

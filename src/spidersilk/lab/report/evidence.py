@@ -44,20 +44,11 @@ class Group:
     def reached(self, count: float) -> bool:
         return self.reach >= count * (1 - SLACK)
 
-    @property
-    def complete(self) -> bool:
-        return bool(self.curves) and (self.diverged or self.reached(self.config.budget))
-
-    def state(self) -> str:
-        """How far it got, in words."""
-        if not self.curves:
-            return "not run yet"
-        if self.diverged:
-            ends = [c.rows[-1]["queries"] for c in self.curves if c.status == "diverged"]
-            only_seed_0 = [c.config.get("seed", 0) for c in self.curves] == [0]
-            many = "" if only_seed_0 else f" ({len(ends)} of {len(self.curves)} seeds)"
-            return f"diverged at {min(ends):.2g} N{many}"
-        return f"to {self.reach:.3g} N" + ("" if self.complete else f" of {self.config.budget:g} N")
+    def divergence(self) -> str:
+        """Where it diverged, in words."""
+        ends = [c.rows[-1]["queries"] for c in self.curves if c.status == "diverged"]
+        only_seed_0 = [c.config.get("seed", 0) for c in self.curves] == [0]
+        return f"diverged at {min(ends):.2g} N" + ("" if only_seed_0 else f" ({len(ends)} of {len(self.curves)} seeds)")
 
     def end(self, key: str) -> float | None:
         return self.median(lambda c: c.last(key))

@@ -70,7 +70,7 @@ def ratio(ours: Group, theirs: Group) -> tuple[float, float] | None:
 def _compare(ours: Group, theirs: Group) -> tuple[float, str]:
     """The ratio of queries and a sentence: infinite if ours failed, NaN if theirs never got below its first loss."""
     if not ours.curves or ours.diverged:
-        return math.inf, f"{ours.label} {ours.state() if ours.curves else 'was not run'}"
+        return math.inf, f"{ours.label} {ours.divergence() if ours.curves else 'was not run'}"
     low = theirs.lowest(LOSS)
     if low is not None and theirs.cost(low, LOSS) == 0:
         return math.nan, f"{theirs.label} never got below its first loss"
