@@ -132,9 +132,6 @@ def _render(outcome: Outcome, request: Request, console: Console) -> None:
         console.print(f"report: {path}")
 
 
-# The commands.
-
-
 @app.command("demo", epilog="Example: spidersilk demo")
 def demo_command(out: options.Folder = Path("runs/demo"), jobs: options.Jobs = 1) -> None:
     """Five optimizers on embedded data at equal queries: tables here, and an HTML report."""

@@ -72,10 +72,7 @@ def in_order(experiments: Experiments, only: str = "") -> list[RunConfig]:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run as it is planned, the run that is made for it (None if there is none), and why the two differ.
-
-    A plan also has its experiment and what is collected of it already.
-    """
+    """A run as it is planned, the run that is made for it, if any, why the two differ, and what is collected of it."""
 
     config: RunConfig
     run: RunConfig | None

@@ -106,7 +106,8 @@ class Tuning:
         current |= {name for name in self.finals if self._method_of(name) in unchanged}
         runs = ",\n".join(json.dumps(self.finals[name]) for name in sorted(current & self.finals.keys()))
         text = json.dumps(record, indent=1)[:-2] + f',\n "runs": [\n{runs}\n]\n}}\n'
-        if self.path.is_file() and _same_results(json.loads(self.path.read_text()), json.loads(text)):
+        new, old = json.loads(text), json.loads(self.path.read_text()) if self.path.is_file() else {}
+        if all(new[key] == old.get(key) for key in new if key not in ("command", "versions", "machine")):
             return  # nothing changed: keep the original provenance
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, text.encode())
@@ -258,11 +259,6 @@ def default_name(config: RunConfig) -> str:
 
 def _lowest(curve: Curve, metric: str) -> float:
     return _number(curve.lowest(metric)) if curve.status == "finished" else math.inf
-
-
-def _same_results(a: Record, b: Record) -> bool:
-    """Whether two files differ in their provenance only."""
-    return all(a.get(key) == b.get(key) for key in {*a, *b} - {"command", "versions", "machine"})
 
 
 def _rounded(value: float) -> float | None:

@@ -106,11 +106,10 @@ def slightly_worse(claim: str, ours: Group, theirs: Group) -> Verdict:
     if not ours.curves or not theirs.curves:
         return Verdict(claim, NOT_RUN, "a run is missing", runs)
     value, why = _compare(ours, theirs)
-    if math.isnan(value):
-        return Verdict(claim, TOO_SHORT, why, runs)
     if value <= 1:
         return Verdict(claim, "not reproduced", f"it is better: {why}", runs)
-    return Verdict(claim, "reproduced" if value <= CLEARLY else "reproduced in direction, not in size", why, runs)
+    word = "reproduced" if value <= CLEARLY else "reproduced in direction, not in size"
+    return Verdict(claim, TOO_SHORT if math.isnan(value) else word, why, runs)
 
 
 def _sweep(chapter: Chapter, claim: Claim) -> Verdict:
