@@ -15,8 +15,8 @@
 # others   cifar10, ptb, mnist         the other methods of the tasks of tune
 # rest     all                         the rest of `reproduce all`; also MovieLens 1M and a vocabulary of 10,000
 #
-# OUT receives the JSON files that changed; copy them into results/. Runs that results/ or an earlier piece has finished
-# are not repeated. Runs are stopped after SECONDS (500); allow the machine a minute more.
+# OUT receives the JSON files that changed; copy paper_*.json into results/paper and tune_*.json into results/tune. Runs
+# that results/ or an earlier piece has finished are not repeated. Runs are stopped after SECONDS (500); allow the machine a minute more.
 #
 # Environment variables, with their defaults:
 # RUNS             folder of the runs (/tmp/spidersilk-runs); runs found there are continued
@@ -38,7 +38,7 @@ began=$(date +%s)
 cd "$(dirname "$0")/.."
 held=$runs/held given=$runs/given # results with additions, and as results/ had them
 mkdir -p "$out" "$held" "$given"
-for file in results/paper/paper_*.json results/tune/tune_*.json ; do
+for file in results/paper/paper_*.json results/tune/tune_*.json; do
     if [ -f "$file" ] && ! cmp -s "$file" "$given/$(basename "$file")"; then # new, or changed in results/ since
         cp "$file" "$held"/
         cp "$file" "$given"/

@@ -13,7 +13,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from lab_helpers import config
 
-from spidersilk.lab.commands.results import collect_command
+from spidersilk.lab.commands.runs import collect_command
 from spidersilk.lab.run import collect, runner
 from spidersilk.lab.run.curve import Curve, load_run
 

@@ -9,26 +9,23 @@ import os
 import re
 import statistics
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import doc_numbers
 import pytest
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
-import spidersilk as silk
+import page
+import page_tuned
+
 from spidersilk.lab.experiments import grid
 from spidersilk.lab.experiments.paper import TABLE_1
-from spidersilk.lab.report import evidence, page, tuned_page
+from spidersilk.lab.report import evidence, tuned
 from spidersilk.lab.run import collect
 from spidersilk.lab.run.curve import Curve
-from spidersilk.lab.tasks.models import convolutional
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -137,7 +134,7 @@ def test_a_page_without_results_says_so(tmp_path: Path) -> None:
     claims = made.split("## ")[1].splitlines()[4:-1]
     assert len(claims) > 10
     assert all("**not run yet**" in line for line in claims)
-    assert all(f"tune_{name}" not in made for name in tuned_page.PLANNED)
+    assert all(f"tune_{name}" not in made for name in page_tuned.PLANNED)
     assert all(
         title in made for title in ("Figure 1, left", "all 8 runs (not run yet)", "Not tuned yet: image_cnn_mnist")
     )
@@ -218,7 +215,7 @@ def test_entropies_of_mnist_are_those_of_the_file(monkeypatch) -> None:
 # Tuning.
 
 
-def tuned(folder: Path, final: dict[str, list[list[float]]], edge: str = "") -> str:
+def tuned_section(folder: Path, final: dict[str, list[list[float]]], edge: str = "") -> str:
     """The section of a file of `spidersilk tune` whose final runs have these gaps at 0, 1, 2 ... queries over N."""
     methods: dict[str, Any] = {}
     runs = []
@@ -240,28 +237,28 @@ def tuned(folder: Path, final: dict[str, list[list[float]]], edge: str = "") -> 
     record |= {"metric": "gap", "methods": methods, "runs": runs}
     (folder / "tune").mkdir(parents=True, exist_ok=True)
     (folder / "tune" / "tune_logistic_w8a.json").write_text(json.dumps(record))
-    return tuned_page.text(folder)
+    return page_tuned.text(folder)
 
 
 def test_ratios_of_tuned_methods_come_from_their_curves(tmp_path: Path) -> None:
     slow, fast = [1.0, 0.1, 0.01, 2e-3, 5e-4, 2e-4, 9e-6], [1.0, 5e-4, 5e-6, 1e-6, 1e-7, 1e-8, 1e-9]
-    made = tuned(tmp_path / "a", {"sgd": [slow, slow], "sparse-svrg": [fast, fast]}, edge="high")
+    made = tuned_section(tmp_path / "a", {"sgd": [slow, slow], "sparse-svrg": [fast, fast]}, edge="high")
     assert "**sparse-svrg needs 0.25 of the queries** of sgd" in made
     assert "To f - f* = 1e-05: sgd 6.00 N, sparse-svrg 2.00 N. Beside the best sparse method SGD" in made
     assert " SGD needs 3.0 times the queries.\n" in made
     assert "sgd (high), sparse-svrg (high)" in made
-    never = tuned(tmp_path / "b", {"sgd": [slow[:5], slow[:5]], "sparse-svrg": [fast, fast]})
+    never = tuned_section(tmp_path / "b", {"sgd": [slow[:5], slow[:5]], "sparse-svrg": [fast, fast]})
     assert "sgd not reached" in never
     assert "SGD, not there after 30 N, needs more than 15 times the queries." in never
-    beside = tuned(tmp_path / "d", {"sgd": [slow, slow], "svrg": [fast, fast], "sparse-svrg": [slow, slow]})
+    beside = tuned_section(tmp_path / "d", {"sgd": [slow, slow], "svrg": [fast, fast], "sparse-svrg": [slow, slow]})
     assert "SGD needs 1.0 times the queries and SVRG needs 0.33 times the queries." in beside
     assert "| logistic regression, w8a, to 30 N (tuned at 10 N) | f - f* 0.001000 | sgd |" in made
     assert "| sgd | sparse-svrg | 0.25 | 1.0 | 2 |" in made
-    lost = tuned(tmp_path / "c", {"sgd": [fast, fast], "sparse-svrg": [slow[:3], slow[:3]]})
+    lost = tuned_section(tmp_path / "c", {"sgd": [fast, fast], "sparse-svrg": [slow[:3], slow[:3]]})
     assert "**No sparse method reached the target**" in lost
     assert "edge" not in lost.split("###")[1]
     assert "| sgd | none gets there | - | - | 2 |" in lost
-    tuned_page.draw(tmp_path / "c", tmp_path)
+    page_tuned.draw(tmp_path / "c", tmp_path)
     assert (tmp_path / "tune" / "tune_logistic_w8a.png").is_file()
 
 
@@ -270,7 +267,7 @@ def test_costs_and_ratios_of_a_file_are_those_of_its_curves(path: Path) -> None:
     held = json.loads(path.read_text())
     seeds, medians = len(held["seeds"]), {}
     for method, told in held["methods"].items():
-        curves = tuned_page.finals(held, method)
+        curves = tuned.finals(held, method)
         assert len(curves) == len(told.get("each", [])), method
         if held["target"] is None or not curves:
             continue
@@ -314,86 +311,3 @@ def test_the_ratios_that_the_guide_and_the_readme_lead_with() -> None:
     assert found is not None
     name = HEADLINES["ResNet-18, CIFAR-10, 4 N"]
     assert found.groups() == (_told(name, "sparse-adamw", "queries"), _told(name, "sparse-adamw", "seconds"))
-
-
-# What was tried on networks: a loop apart from the library, which has to take the library's steps.
-
-
-def test_the_loop_for_ideas_takes_the_steps_of_sparse_adamw(monkeypatch) -> None:
-    ideas = _benchmark(monkeypatch, "network_ideas")
-    net = ideas.Flat("cnn", torch.device("cpu"), seed=0)
-    torch.manual_seed(0)
-    model = convolutional()
-    optimizer = silk.SparseAdamW(model.parameters(), lr=0.002, k1=0.1)
-    base = ideas.Base("adamw", net.x)
-    start = net.x.clone()
-    chosen = torch.empty(0, dtype=torch.long)
-    for t in range(8):
-        x, y = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (20,))
-
-        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
-            loss = F.cross_entropy(model(x.float() / 255), y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure, anchor=t % 4 == 0, samples=20)
-        gradient = net.gradient((x, y)).clone()
-        if t % 4 == 0:
-            chosen, _ = ideas.choose(gradient.abs(), "top", round(0.1 * len(net.x)))
-            base.step(gradient, slice(None), 0.002)
-        else:
-            base.step(gradient[chosen], chosen, 0.002)
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    torch.testing.assert_close(net.x, flat, rtol=0, atol=1e-6)
-    assert (flat - start).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("scaling", ["unbiased", "refresh"])
-def test_the_loop_for_ideas_takes_the_steps_of_sparse_svrg(monkeypatch, scaling: str) -> None:
-    """From the same batches to the same loss, after as many queries; top coordinates alone: nothing is drawn."""
-    ideas = _benchmark(monkeypatch, "network_ideas")
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randint(0, 256, (200, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    y = torch.randint(0, 10, (200,), generator=generator)
-    monkeypatch.setattr(ideas, "training_set", lambda *_: (x, y))
-    monkeypatch.setitem(ideas.SETS, "made", ideas.Case("cnn", "made", 1.5))
-    form = "rtop" if scaling == "unbiased" else "refresh"
-    made = ideas.Idea("sgd", form, pick="top", anchor=40, batch=10, loop=5, lr=0.2)
-    found = ideas.run("made", made, 3, torch.device("cpu"))
-
-    torch.manual_seed(3)
-    model = convolutional()
-    optimizer = silk.SparseSVRG(model.parameters(), lr=0.2, k1=0.1, k2=0, scaling=scaling, memory_decay=ideas.ALPHA)
-    take, t = ideas.batches(x, y, 3), 0
-    while optimizer.gradient_queries < 300:
-        batch = take(10 if t % 5 else 40)
-
-        def closure(batch: tuple[Tensor, Tensor] = batch) -> Tensor:
-            loss = F.cross_entropy(model(batch[0].float() / 255), batch[1])
-            loss.backward()
-            return loss
-
-        optimizer.step(closure, anchor=t % 5 == 0, samples=len(batch[1]))
-        t += 1
-    with torch.no_grad():
-        wanted = float(F.cross_entropy(model(x.float() / 255), y))
-    assert found == pytest.approx(wanted, rel=1e-5)
-    still = ideas.run("made", replace(made, lr=0.0), 3, torch.device("cpu"))
-    assert abs(found - still) > 1e-3
-
-
-@pytest.mark.parametrize("pick", ["random", "importance"])
-def test_what_is_chosen_for_ideas_estimates_without_bias(monkeypatch, pick: str) -> None:
-    """The mean over draws of a coordinate's factor, 0 where it is not chosen, is 1 within 5 standard errors."""
-    ideas = _benchmark(monkeypatch, "network_ideas")
-    torch.manual_seed(0)
-    memory, draws = torch.rand(100) ** 40, 4000  # so uneven that some are sure to be chosen
-    total, squares = torch.zeros(100), torch.zeros(100)
-    for _ in range(draws):
-        chosen, scale = ideas.choose(memory, pick, 10)
-        total[chosen] += scale
-        squares[chosen] += scale**2
-    mean = total / draws
-    error = ((squares / draws - mean**2) / draws).clamp_min(1e-12).sqrt()
-    assert ((mean - 1).abs() <= 5 * error).all()
-    assert (error < 0.2).all()

@@ -19,7 +19,7 @@ from spidersilk.lab import cli
 from spidersilk.lab.experiments import grid
 from spidersilk.lab.experiments.grid import Trial
 from spidersilk.lab.experiments.tuning import Tuning, check_settings, tune
-from spidersilk.lab.report import tuned_page
+from spidersilk.lab.report import tuned as report
 from spidersilk.lab.run.config import RunConfig
 
 
@@ -211,7 +211,7 @@ def test_without_all_seeds_of_a_plain_method_nothing_costs_anything(tuned: tuple
     for cells in told["methods"].values():
         assert (cells["queries"], cells["queries_ratio"], cells["each"]) == (None, None, [None])
         assert cells["lowest"] != [None]
-    assert "no target yet" in str(tuned_page.console_table(told).title)
+    assert "no target yet" in report.title(told)
 
 
 def test_the_file_has_the_name_that_was_given(tmp_path: Path) -> None:

@@ -10,9 +10,12 @@ import pytest
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
+import page
+import page_paper
+
 from spidersilk.lab.experiments.paper import experiments
 from spidersilk.lab.experiments.plan import path_of
-from spidersilk.lab.report import evidence, page, verdicts
+from spidersilk.lab.report import evidence, verdicts
 from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.html import section_of
 from spidersilk.lab.run import collect
@@ -33,7 +36,7 @@ def curve(name: str, losses: list[float], status: str = "finished", step: float 
 
 def chapter(folder: Path, *runs: dict[str, Any]) -> Chapter:
     collect.save(path_of(folder / "paper", "figure1"), runs)
-    return next(c for c in evidence.chapters(folder) if c.key == "figure1-right")
+    return next(c for c in page_paper.chapters(folder) if c.part.key == "figure1-right")
 
 
 DENSE = [2.3, 1.0, 0.6, 0.4, 0.3]
@@ -76,49 +79,15 @@ def test_slightly_worse_is_not_many_times_worse(tmp_path: Path) -> None:
     assert verdicts.slightly_worse("", sgd, dense).word == "not reproduced"
 
 
-def test_half_of_the_queries_is_counted_both_ways(tmp_path: Path) -> None:
-    bumpy = curve("figure1-right-spiderboost", [2.3, 1.0, 0.3, 0.5, 0.5], step=5.0)
-    made = chapter(tmp_path, bumpy, curve("figure1-right-sparse-svrg", FAST, step=6.0))
-    told = verdicts.half(made, made.find("spiderboost"), 0.5)
-    assert (told.target, told.ratio, told.strict) == (0.5, 6 / 20, 6 / 10)  # first below its final loss at 10 N, not 20
-    assert told.answer == "of all its queries yes, of those it needed no"
-    other = chapter(tmp_path, curve("figure1-right-sparse-svrg-refresh", FAST, step=4.0))
-    told = verdicts.half(other, other.find("spiderboost"), 0.5)
-    assert told.sparse is not None
-    assert (told.sparse.name, told.answer) == ("figure1-right-sparse-svrg-refresh", "yes")
-    # SparseSGD has a longer loop than the paper's, so however fast it is it does not count.
-    third = chapter(tmp_path, curve("figure1-right-sparse-sgd", FAST, step=0.1))
-    assert verdicts.half(third, third.find("spiderboost"), 0.5).sparse.name == "figure1-right-sparse-svrg-refresh"
-
-
-def test_a_dense_run_that_was_stopped_is_that_of_table_1_where_it_got_further(tmp_path: Path) -> None:
-    """To the figure's 50 N, not to the table's 150: its loss there is the target."""
-    early = curve("figure1-left-spiderboost", [2.3, 2.0], "stopped", step=10.0)
-    sparse = curve("figure1-left-sparse-svrg", [2.3, 1.0, 0.5, 0.1], "stopped", step=5.0)
-    collect.save(path_of(tmp_path / "paper", "figure1"), [early, sparse])
-    halves = {h.task: h for h in page.all_halves(evidence.chapters(tmp_path))}
-    left = halves["Figure 1, left: ResNet-18 on CIFAR-10"]
-    assert (left.dense.name, left.target, left.ratio) == ("figure1-left-spiderboost", 2.0, 0.5)
-    longer = curve("table1-resnet18-cifar10", [2.3, 1.0, 0.5, 0.2], step=25.0)
-    collect.save(path_of(tmp_path / "paper", "table1"), [longer])
-    left = {h.task: h for h in page.all_halves(evidence.chapters(tmp_path))}[left.task]
-    assert (left.dense.name, left.target, left.ratio) == ("table1-resnet18-cifar10", 0.5, 10 / 50)
-    collect.save(path_of(tmp_path / "only" / "paper", "figure1"), [early, sparse])
-    other = curve("table1-resnet18-svhn", [2.3, 1.0, 0.5, 0.2], step=25.0)
-    collect.save(path_of(tmp_path / "only" / "paper", "table1"), [other])
-    left = {h.task: h for h in page.all_halves(evidence.chapters(tmp_path / "only"))}[left.task]
-    assert left.dense.name == "figure1-left-spiderboost"
-
-
 def test_runs_cut_short_and_seeds_are_named(tmp_path: Path) -> None:
     runs = [curve("figure1-right-spiderboost", DENSE, "stopped", step=1.825)]
     runs += [curve("figure1-right-sgd", losses, step=5.0, seed=seed) for seed, losses in enumerate((FAST, DENSE, SLOW))]
     made = chapter(tmp_path, *runs)
-    assert made.find("spiderboost").state() == "to 7.3 N of 20 N"
-    assert made.find("sgd").at(10, "train_loss") == 0.6  # the median of three seeds
+    assert page_paper.state(made.find("spiderboost")) == "to 7.3 N of 20 N"
+    assert page_paper.at(made.find("sgd"), 10, "train_loss") == 0.6  # the median of three seeds
     assert made.find("sgd").cost(0.4, "train_loss") == 15.0
     assert made.find("sgd").cost(0.2, "train_loss") is None
-    assert made.find("spiderboost").at(10, "train_loss") is None
+    assert page_paper.at(made.find("spiderboost"), 10, "train_loss") is None
     text = page.text(tmp_path)
     assert "`figure1-right-spiderboost` (to 7.3 N of 20 N)" in text
     assert "Seeds 0; 0, 1, 2" in text

@@ -7,14 +7,14 @@ import sys
 from rich.console import Console
 from rich.markup import escape
 
-from spidersilk.lab.commands import app, console, reproduce, results, runs, theory, tune
+from spidersilk.lab.commands import app, console, reproduce, runs, theory
 from spidersilk.lab.data.files import DataError
 from spidersilk.lab.run import team
 from spidersilk.lab.run.folder import RunError
 from spidersilk.parallel.agreement import DisagreementError
 from spidersilk.parallel.workers import WorkerLostError
 
-COMMANDS = (reproduce, runs, results, theory, tune)  # importing a module adds its commands to `app`
+COMMANDS = (reproduce, runs, theory)  # importing a module adds its commands to `app`
 
 
 def main() -> None:

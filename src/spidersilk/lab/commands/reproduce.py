@@ -10,12 +10,10 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from spidersilk.lab.commands import app, console, finish, options, rich_table
-from spidersilk.lab.experiments import demo
-from spidersilk.lab.experiments.paper import Experiments, experiments
-from spidersilk.lab.experiments.plan import Plan, PlannedRun, choose, in_order, make_plan, path_of
+from spidersilk.lab.experiments.paper import Experiments, demo, experiments
+from spidersilk.lab.experiments.plan import PlannedRun, all_runs, choose, load_collected, make_plan, path_of
 from spidersilk.lab.report import html
 from spidersilk.lab.report.evidence import make_chapter
 from spidersilk.lab.run import batch, collect
@@ -56,14 +54,16 @@ class Outcome:
 
 def reproduce(request: Request, console: Console) -> list[Summary]:
     """Run what is not collected yet, in one batch, and report on everything; returns the summaries."""
-    plan = _plan(request)
+    _check_folder(request)
+    plan = make_plan(request.experiments, request.only, request.collect_to, request.stand_in)
     summaries = _execute(plan, request, console)
     _render(_collect(plan, summaries, request), request, console)
     return list(summaries.values())
 
 
-def _plan(request: Request) -> Plan:
-    names = [c.name for c in in_order(request.experiments, request.only)]
+def _check_folder(request: Request) -> None:
+    """Refuse a folder with these runs in it, unless they are to be continued or removed."""
+    names = [config.name for *_, config in all_runs(request.experiments)]
     taken = [name for name in names if (request.folder / name / "config.yaml").exists()]
     if taken and not (request.fresh or request.resume):
         hint = "give --resume to go on with them, or another --out"
@@ -72,52 +72,42 @@ def _plan(request: Request) -> Plan:
         files = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoint.pt")
         for path in (request.folder / name / file for name in taken for file in files):
             path.unlink(missing_ok=True)
-    return make_plan(request.experiments, request.only, request.collect_to, request.stand_in)
 
 
-def _execute(plan: Plan, request: Request, console: Console) -> dict[str, Summary]:
-    """The summaries by the name of the run."""
+def _execute(plan: list[PlannedRun], request: Request, console: Console) -> dict[str, Summary]:
+    """The summaries by the name of the run; each run is collected when it ends."""
+    experiment_of = {planned.run.name: planned.experiment for planned in plan if planned.run is not None}
 
     def ended(config: RunConfig, summary: Summary) -> None:
         if request.collect_to is None or summary["status"] in ("failed", "waiting"):
             return
         curve = load_run(request.folder / config.name)
         if curve.rows:
-            path = path_of(request.collect_to, plan.experiment_of(config.name))
+            path = path_of(request.collect_to, experiment_of[config.name])
             collect.save(path, [collect.pack(curve, command=command())])
 
-    todo = [planned.run for planned in plan.runs.values() if planned.run is not None]
+    todo = [planned.run for planned in plan if planned.run is not None]
     summaries = batch.run_all(
-        todo,
-        request.folder,
-        jobs=request.jobs,
-        resume=request.resume,
-        console=console,
-        time_limit=request.time_limit,
+        todo, request.folder, jobs=request.jobs, resume=request.resume, console=console, time_limit=request.time_limit,
         ended=ended,
-    )
+    )  # fmt: skip
     return {config.name: summary for config, summary in zip(todo, summaries, strict=True)}
 
 
-def _collect(plan: Plan, summaries: dict[str, Summary], request: Request) -> Outcome:
+def _collect(plan: list[PlannedRun], summaries: dict[str, Summary], request: Request) -> Outcome:
     """Curves from the folder of the runs; from the collected files if a run was not made now."""
     outcome = Outcome({}, {}, [])
-    for experiment, parts in plan.experiments.items():
-        for title, config in ((part.title, config) for part in parts for config in part.configs):
-            planned = plan.runs.get(config.name, PlannedRun(config, config))
-            if planned.missing:
-                outcome.left_out.setdefault(planned.missing, []).append(f"{title}, {config.title()}")
-            if planned.run is None:
-                continue
-            summary = summaries.get(planned.run.name, {"status": "waiting"})
-            if summary["status"] == "failed":
-                outcome.left_out.setdefault(summary["reason"], []).append(f"{title}, {config.title()}")
-            elif summary["status"] != "waiting":
-                outcome.curves[config.name] = load_run(request.folder / planned.run.name)
-            elif config.name in plan.collected[experiment]:
-                outcome.curves[config.name] = collect.unpack(plan.collected[experiment][config.name])
-            else:
-                outcome.waiting.append(config.name)
+    for planned in plan:
+        name, summary = planned.config.name, summaries[planned.run.name] if planned.run is not None else {}
+        status = summary.get("status")
+        for reason in filter(None, (planned.missing, summary["reason"] if status == "failed" else "")):
+            outcome.left_out.setdefault(reason, []).append(name)
+        if planned.run is not None and status not in ("failed", "waiting"):
+            outcome.curves[name] = load_run(request.folder / planned.run.name)
+        elif planned.collected is not None and status != "failed":
+            outcome.curves[name] = collect.unpack(planned.collected)
+        elif status == "waiting":
+            outcome.waiting.append(name)
     return outcome
 
 
@@ -142,14 +132,11 @@ def _render(outcome: Outcome, request: Request, console: Console) -> None:
         console.print(f"report: {path}")
 
 
-# The commands.
-
-
 @app.command("demo", epilog="Example: spidersilk demo")
 def demo_command(out: options.Folder = Path("runs/demo"), jobs: options.Jobs = 1) -> None:
     """Five optimizers on embedded data at equal queries: tables here, and an HTML report."""
     torch.set_num_threads(1)
-    finish(reproduce(Request({"demo": demo.parts()}, out, "spidersilk demo", jobs, fresh=True), console))
+    finish(reproduce(Request({"demo": demo()}, out, "spidersilk demo", jobs, fresh=True), console))
 
 
 @app.command("reproduce", epilog="Example: spidersilk reproduce figure1 --scale smoke")
@@ -158,16 +145,12 @@ def reproduce_command(
     scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
     jobs: options.Jobs = 1,
     resume: options.Resume = False,
-    only: Annotated[
-        str, typer.Option("--only", help="runs by name, with * and commas; what is named first runs first")
-    ] = "",
+    only: Annotated[str, typer.Option(help="runs by name, with * and commas; what is named first runs first")] = "",
     budget: Annotated[float | None, typer.Option("--budget", help="stop each run at this many queries over N")] = None,
     seeds: options.Seeds = 1,
     settings: options.Settings = None,
     time_limit: options.TimeLimit = None,
-    collect: Annotated[
-        Path | None, typer.Option("--collect", help="folder of paper_<experiment>.json: runs that it has are skipped")
-    ] = None,
+    collect: Annotated[Path | None, typer.Option(help="folder of paper_*.json; runs that it has are skipped")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
     data_dir: options.DataDir = None,
     plan_only: Annotated[bool, typer.Option("--list", help="print what would be run, and run nothing")] = False,
@@ -179,23 +162,19 @@ def reproduce_command(
         os.environ["SPIDERSILK_DATA"] = str(data_dir)
     chosen = choose(experiments(scale), what, only, budget, seeds, settings or [])
     if plan_only:
-        console.print(_list(chosen, collect))
+        _list(chosen, collect)
         return
     folder, title = out or Path("runs") / f"{what.replace(',', '-')}-{scale}", f"Reproduction: {what}, {scale} scale"
-    request = Request(
-        chosen, folder, title, jobs, resume, False, only, time_limit, collect, stand_in=scale == "smoke"
-    )  # fmt: skip
-    finish(reproduce(request, console))
+    smoke = scale == "smoke"
+    finish(reproduce(Request(chosen, folder, title, jobs, resume, False, only, time_limit, collect, smoke), console))
 
 
-def _list(chosen: Experiments, collect_to: Path | None) -> Table:
-    """What would be run, and what is collected already."""
-    rows = []
-    for name, parts in chosen.items():
-        known = collect.load(path_of(collect_to, name)) if collect_to is not None else {}
-        for config in (c for part in parts for c in part.configs):
-            run = known.get(config.name)
-            state = "" if run is None else f"{run['status']} at {run['curve']['queries'][-1]:.2f} N"
-            state += ", to be run" if run is not None and not collect.is_done(config, known) else ""
-            rows.append([name, config.name, f"{config.budget:g}", str(config.seed), state])
-    return rich_table("", ["experiment", "run", "budget", "seed", "collected so far"], rows)
+def _list(chosen: Experiments, collect_to: Path | None) -> None:
+    """Print what would be run, and what is collected already."""
+    files, rows = load_collected(chosen, collect_to), []
+    for name, _, config in all_runs(chosen):
+        run = files[name].get(config.name)
+        state = "" if run is None else f"{run['status']} at {run['curve']['queries'][-1]:.2f} N"
+        state += ", to be run" if run is not None and not collect.is_done(config, files[name]) else ""
+        rows.append([name, config.name, f"{config.budget:g}", str(config.seed), state])
+    console.print(rich_table("", ["experiment", "run", "budget", "seed", "collected so far"], rows))

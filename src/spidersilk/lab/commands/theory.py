@@ -38,11 +38,11 @@ PLAN_ROWS: dict[str, Callable[[Plan], str]] = {
     "to SpiderBoost's": lambda p: f"{p.ratio:.3g}",
     "mean R_j at most": lambda p: "" if p.allowed_residual is None else f"{p.allowed_residual:.3g}",
 }
+PLAN_EXAMPLE = "Example: spidersilk plan --eps 0.1 -L 10 --sigma2 5 --delta-f 2.3 --samples 60000 -d 62006"
+Report = Callable[[str], None]
 
 
-@app.command(
-    "plan", epilog="Example: spidersilk plan --eps 0.1 -L 10 --sigma2 5 --delta-f 2.3 --samples 60000 -d 62006"
-)
+@app.command("plan", epilog=PLAN_EXAMPLE)
 def plan_command(
     eps: Annotated[float, typer.Option("--eps", help="gradient norm to reach")],
     smoothness: Annotated[float, typer.Option("--smoothness", "-L", help="L of each sample's loss")],
@@ -53,9 +53,7 @@ def plan_command(
     k1: Annotated[float, typer.Option("--k1", help="top coordinates: a fraction up to 1, or a count above it")] = 0.05,
     k2: Annotated[float, typer.Option("--k2", help="random coordinates, likewise")] = 0.05,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="b")] = 1,
-    outside: Annotated[
-        float | None, typer.Option("--outside", help="share of energy that the top k1 miss, as inspect measures it")
-    ] = None,
+    outside: Annotated[float | None, typer.Option(help="share of energy that the top k1 miss (see inspect)")] = None,
 ) -> None:
     """The theorems as a table: step size, batches and loops that reach E|grad f| <= eps, and their price."""
     shared: dict[str, Any] = {"eps": eps, "smoothness": smoothness, "sigma2": sigma2, "delta_f": delta_f}
@@ -68,14 +66,13 @@ def plan_command(
             plans.append(plan(**shared, method=method, outside=share))
         except ValueError as error:
             plans.append(str(error))
-    refused = [p for p in plans if isinstance(p, str)]
-    if len(refused) == len(plans):
-        raise ValueError(refused[0])
+    if all(isinstance(p, str) for p in plans):
+        raise ValueError(plans[0])
     rows = [[label, *("" if isinstance(p, str) else text(p) for p in plans)] for label, text in PLAN_ROWS.items()]
     console.print(rich_table("", PLAN_HEAD, rows))
     notes = [p if isinstance(p, str) else "; ".join(p.notes) for p in plans]
-    for line in dict.fromkeys(note for note in notes if note):
-        console.print(f"note: {line}", highlight=False)
+    for note in dict.fromkeys(filter(None, notes)):
+        console.print(f"note: {note}", highlight=False)
 
 
 def _count(k: float) -> float | int:
@@ -88,12 +85,8 @@ def _count(k: float) -> float | int:
 @app.command("inspect", epilog="Example: spidersilk inspect examples/inspect_me.py   or: spidersilk inspect logistic")
 def inspect_command(
     target: Annotated[str, typer.Argument(help="a task, or a Python file with model, loss(model, batch) and data")],
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="about what SGD trains well with (default: 0.1, or the task's)")
-    ] = None,
-    adam_lr: Annotated[
-        float | None, typer.Option("--adam-lr", help="the same for AdamW (0.001, or the task's); 0: without AdamW")
-    ] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="what suits SGD (0.1, or the task's)")] = None,
+    adam_lr: Annotated[float | None, typer.Option(help="what suits AdamW (0.001, or the task's); 0: none")] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="queries over N for each trial")] = None,
     settings: options.Settings = None,
     data_dir: options.DataDir = None,
@@ -115,9 +108,6 @@ def inspect_command(
     console.print(f"[bold]{result.verdict}[/bold]", highlight=False)
     if save is not None:
         save_inspection(result, save)
-
-
-Report = Callable[[str], None]
 
 
 class TaskSource:

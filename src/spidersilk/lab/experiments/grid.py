@@ -1,15 +1,9 @@
-"""What `spidersilk tune` tries: step sizes around a centre, then a few other settings, the same number for each method.
+"""What `spidersilk tune` tries: the same number of trials for each method, in rounds.
 
-The centres are step sizes that did well in earlier runs of the task. The rounds, for any method:
-
-1. the centre, a quarter of it and four times it;
-2. two and four times further out if the best step is the largest or smallest so far, else half and twice the best;
-3. variants of the method at the best step size: batch size for torch's optimizers (for logistic regression also a
-   step size that falls by 1 / (1 + epoch)), loop length, density or form for the others;
-4. the best of all with its step size changed by a factor of 2, then 1.4, then 1.2, unless that was tried.
-
-A trial is a dictionary of a run's settings (`RunConfig`). It may name an "optimizer", which is a form of the method,
-and "decay" for the falling step size.
+The centre (a step size that did well in earlier runs), a quarter of it and four times it; two further out or closer;
+variants of the method at the best step size; then the best of all with steps that are ever closer. A trial is a
+dictionary of a run's settings. It may name an "optimizer", a form of the method, and "decay": a step size that falls
+by 1 / (1 + epoch).
 """
 
 from __future__ import annotations
@@ -71,27 +65,25 @@ def start(task: str, method: str) -> Settings:
 def variants(task: str, method: str) -> list[Settings]:
     """What is tried for a method besides the step size."""
     config = replace(RunConfig(task, method), **start(task, method)).completed()
-    b = config.batch_size or 1
-    m = config.inner_steps if isinstance(config.inner_steps, int) else None
+    b, m = config.batch_size or 1, config.inner_steps
+    half, quarter = {"batch_size": max(1, b // 2)}, {"batch_size": max(1, b // 4)}
     if method in PLAIN and task == "logistic":  # a fixed step ends at the noise of the gradient, far above 1e-5
         return [{"decay": True}, {"decay": True, "lr_factor": 4.0}, {"batch_size": 4 * b}]
     if method in PLAIN:
-        return [{"batch_size": max(1, b // 2)}, {"batch_size": max(1, b // 4)}, {"batch_size": 2 * b}]
-    halved: Settings = {"batch_size": max(1, b // 2), **({} if m is None else {"inner_steps": 2 * m})}
-    if method in ("svrg", "spiderboost"):
-        return [{"inner_steps": "auto"}, halved, {"batch_size": max(1, b // 4)}]
-    if method == "sparse-spiderboost":
-        share = 0.1 if task != "logistic" else 0.2
-        return [{"inner_steps": "auto"}, {"k1": share, "k2": share}, halved]
-    if method == "sparse-svrg":
-        forms: list[Settings] = [{"optimizer": "sparse-svrg-selected"}, {"optimizer": "sparse-svrg-refresh"}]
-        return [*forms, {"optimizer": "sparse-svrg-selected", "lr_factor": 4.0}]
-    if method in FRESH:
-        smaller: Settings = {"batch_size": max(1, b // 2), "anchor_batch_size": max(1, b // 2)}
-        with_momentum: Settings = {"optimizer": "sparse-sgd-momentum", "lr_factor": 0.2}
-        each_step: Settings = {"optimizer": "sparse-adamw-step"}
-        return [{"k1": 0.05}, smaller, with_momentum if method == "sparse-sgd" else each_step]
-    return []
+        return [half, quarter, {"batch_size": 2 * b}]
+    longer: Settings = half | ({"inner_steps": 2 * m} if isinstance(m, int) else {})
+    fresh: list[Settings] = [{"k1": 0.05}, half | {"anchor_batch_size": half["batch_size"]}]
+    share = 0.1 if task != "logistic" else 0.2
+    selected: Settings = {"optimizer": "sparse-svrg-selected"}
+    others: dict[str, list[Settings]] = {
+        "svrg": [{"inner_steps": "auto"}, longer, quarter],
+        "spiderboost": [{"inner_steps": "auto"}, longer, quarter],
+        "sparse-spiderboost": [{"inner_steps": "auto"}, {"k1": share, "k2": share}, longer],
+        "sparse-svrg": [selected, {"optimizer": "sparse-svrg-refresh"}, selected | {"lr_factor": 4.0}],
+        "sparse-sgd": [*fresh, {"optimizer": "sparse-sgd-momentum", "lr_factor": 0.2}],
+        "sparse-adamw": [*fresh, {"optimizer": "sparse-adamw-step"}],
+    }
+    return others.get(method, [])
 
 
 def of_run(settings: Settings, epochs: float) -> Settings:
@@ -112,8 +104,7 @@ def following(task: str, method: str, tried: list[Trial], allowed: int) -> list[
         return [{**first, "lr": first["lr"] * f} for f in (1.0, 0.25, 4.0)][:left]
     best = min(tried, key=lambda t: t.loss)
     if len(tried) == FIRST:
-        lowest, highest = (f(t.lr for t in tried) for f in (min, max))
-        factors = (0.5, 0.25) if best.lr == lowest else (2.0, 4.0) if best.lr == highest else (0.5, 2.0)
+        factors = {"low": (0.5, 0.25), "high": (2.0, 4.0), "": (0.5, 2.0)}[at_edge(tried)]
         return [{**best.settings, "lr": best.lr * f} for f in factors][:left]
     if len(tried) == FIRST + SECOND:
         new = [{**best.settings, **v, "lr": best.lr * v.get("lr_factor", 1.0)} for v in variants(task, method)]

@@ -1,4 +1,4 @@
-"""The runs of the paper's table and figures, at the paper's size or a laptop's, and what the paper claims of them."""
+"""The runs of the paper's table and figures, at the paper's size or a laptop's, its claims, and the demo's runs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import Any
 
 from spidersilk.lab.run.config import RunConfig
 
+METHODS = ("sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd")
 LABELS = {
-    "sgd": "SGD",
-    "spiderboost": "SpiderBoost",
-    "sparse-spiderboost": "Algorithm 1 (sparse SpiderBoost)",
-    "sparse-svrg": "SparseSVRG",
-    "sparse-svrg-refresh": "SparseSVRG, refresh",
-    "sparse-svrg-selected": "SparseSVRG, selected",
-    "sparse-sgd": "SparseSGD",
+    "sgd": "SGD", "spiderboost": "SpiderBoost", "sparse-spiderboost": "Algorithm 1 (sparse SpiderBoost)",
+    "sparse-svrg": "SparseSVRG", "sparse-svrg-refresh": "SparseSVRG, refresh",
+    "sparse-svrg-selected": "SparseSVRG, selected", "sparse-sgd": "SparseSGD",
     "sparse-spiderboost-adaptive": "Algorithm 1, adaptive anchors",
-}
+}  # fmt: skip
 ADAPTIVE = {"sparse-spiderboost-adaptive": "sparse-spiderboost"}  # with inner_steps="auto"
+Values = dict[str, Any]
 # Entropy of the memory before and after 150 epochs, as printed in Table 1.
 TABLE_1 = {
     ("fc", "cifar10"): (16.41, 8.09), ("cnn", "cifar10"): (13.38, 2.66), ("resnet18", "cifar10"): (22.59, 21.70),
@@ -26,24 +24,11 @@ TABLE_1 = {
 }  # fmt: skip
 EPOCHS = 150.0
 # On a GPU these change the time only; 5000 samples of each set are enough to evaluate a ResNet.
-FAST: dict[str, Any] = {"channels_last": True, "eval_samples": 5000}
+FAST: Values = {"channels_last": True, "eval_samples": 5000}
+# A ResNet on a laptop: options, and batch sizes.
+TINY: Values = {"train_samples": 200, "eval_samples": 40}
+TINY_BATCHES: Values = {"anchor_batch_size": 40, "batch_size": 4}
 SMOKE = "Smoke scale: a check that everything runs; verdicts hold for this size and budget alone."
-QUOTES = {
-    "table1": "For each model, the entropy at the beginning of training is almost maximal. ... After 150 epochs, the "
-    "entropy of M_t for the convolutional model drops to approximately 3, which suggests a substantial amount of "
-    "gradient structure. Note that for the datasets that we tested, the gradient structure depends primarily on the "
-    "model and not the dataset. In particular, for Resnet-18, the entropy appears to vary minimally after 150 epochs. "
-    "(Section 4.1)",
-    "figure1-left": "The results of training Resnet-18 on CIFAR-10 suggests that our sparsity algorithm works well on "
-    "large neural networks, and non-trivial datasets. (Section 4.1)",
-    "figure1-right": "Our results of fitting the convolutional neural network to MNIST show that sparsity provides a "
-    "significant advantage compared to using SpiderBoost alone. (Section 4.1)",
-    "figure2": "SpiderBoost is slightly worse than SGD, and sparsity provides a noticeable improvement over SGD. "
-    "(Section 4.2)",
-    "figure3": "We see SpiderBoost is slightly worse than SGD, and sparsity provides a slight improvement over SGD, "
-    "especially in the first few epochs. (Section 4.3)",
-    "sparsity": "SpiderBoost with various values of sparsity. (Appendix B, a figure without a sentence of its own)",
-}
 
 
 @dataclass(frozen=True)
@@ -81,10 +66,6 @@ class Part:
     claims: list[Claim]
     note: str = ""
 
-    @property
-    def quote(self) -> str:
-        return next((quote for key, quote in QUOTES.items() if self.key.startswith(key)), "")
-
 
 Experiments = dict[str, list[Part]]
 
@@ -109,17 +90,16 @@ def on_embedded_data(config: RunConfig) -> RunConfig | None:
     return replace(config, options=options, name=name, label=label, anchor_batch_size=500, batch_size=50)
 
 
-def _runs(key: str, task: str, smoke: bool, common: dict[str, Any], **special: dict[str, Any]) -> list[RunConfig]:
+def _runs(
+    key: str, task: str, smoke: bool, common: Values, special: dict[str, Values] | None = None
+) -> list[RunConfig]:
     """A run of each method: the paper's three and ours, at the paper's scale also the other forms of ours.
 
-    `special` has the settings of single methods, by name with _ for -.
+    `special` has the settings of single methods.
     """
-    names = ["sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd"]
-    if not smoke:
-        names += ["sparse-spiderboost-adaptive", "sparse-svrg-refresh", "sparse-svrg-selected"]
     runs = []
-    for name in names:
-        settings = {**common, **special.get(name.replace("-", "_"), {})}
+    for name in METHODS if smoke else (*METHODS, *ADAPTIVE, "sparse-svrg-refresh", "sparse-svrg-selected"):
+        settings: Values = common | (special or {}).get(name, {})
         settings |= {"inner_steps": "auto"} if name in ADAPTIVE else {}
         runs.append(RunConfig(task, ADAPTIVE.get(name, name), name=f"{key}-{name}", label=LABELS[name], **settings))
     return runs
@@ -129,38 +109,32 @@ def table1(smoke: bool) -> list[Part]:
     configs = []
     for model, data in TABLE_1:
         big = model == "resnet18"
-        options: dict[str, Any] = {"model": model, "data": data}
-        settings: dict[str, Any] = {"budget": EPOCHS, "eval_every": 5.0}
+        settings: Values = {"budget": EPOCHS, "eval_every": 5.0}
+        size: Values = FAST if big else {}
         if smoke:
-            options |= {"train_samples": 200 if big else 5000, "eval_samples": 40 if big else 1000}
-            settings = {"budget": 0.5 if big else 2.0, "eval_every": 0.5}
-            settings |= {"anchor_batch_size": 40, "batch_size": 4} if big else {}
-        elif big:
-            options |= FAST
-        settings |= {"name": f"table1-{model}-{data}", "label": f"{model}, {data}", "options": options}
-        configs.append(RunConfig("image", "spiderboost", track_memory=True, **settings))
+            size = TINY if big else {"train_samples": 5000, "eval_samples": 1000}
+            settings = {"budget": 0.5, "eval_every": 0.5, **TINY_BATCHES} if big else {"budget": 2.0, "eval_every": 0.5}
+        settings |= {"name": f"table1-{model}-{data}", "label": f"{model}, {data}"}
+        options = {"model": model, "data": data} | size
+        configs.append(RunConfig("image", "spiderboost", options=options, track_memory=True, **settings))
     note = "Entropy of M = average of |v| over dense SpiderBoost, at the first anchor and at the end of the budget."
     return [Part("table1", "Table 1: entropy of memory vectors", configs, ENTROPIES, note)]
 
 
 def figure1(smoke: bool) -> list[Part]:
-    left: dict[str, Any] = {"options": {"model": "resnet18", "data": "cifar10"}, "budget": 50.0, "eval_every": 0.5}
-    right: dict[str, Any] = {"options": {"model": "cnn", "data": "mnist"}, "budget": 20.0, "eval_every": 0.1}
-    special: dict[str, Any] = {}
-    if smoke:
-        left["options"] |= {"train_samples": 200, "eval_samples": 40}
-        left |= {"budget": 0.6, "eval_every": 0.2, "anchor_batch_size": 40, "batch_size": 4}
-        right["options"] |= {"train_samples": 10_000, "eval_samples": 2000}
-        right |= {"budget": 2.0, "eval_every": 0.2}
-    else:
-        left["options"] |= FAST
-        special = {"sparse_sgd": {"inner_steps": 50}}
+    left: Values = {"options": {"model": "resnet18", "data": "cifar10"} | (TINY if smoke else FAST)}
+    left |= {"budget": 0.6, "eval_every": 0.2, **TINY_BATCHES} if smoke else {"budget": 50.0, "eval_every": 0.5}
+    size: Values = {"train_samples": 10_000, "eval_samples": 2000} if smoke else {}
+    right: Values = {"options": {"model": "cnn", "data": "mnist"} | size}
+    right |= {"budget": 2.0, "eval_every": 0.2} if smoke else {"budget": 20.0, "eval_every": 0.1}
+    special: dict[str, Values] = {} if smoke else {"sparse-sgd": {"inner_steps": 50}}
     note = "" if smoke else "The paper shows 2 epochs; these runs go on to 20."
-    titles = {"left": "Figure 1, left: ResNet-18 on CIFAR-10", "right": "Figure 1, right: CNN on MNIST"}
-    runs = [_runs(f"figure1-{side}", "image", smoke, s, **special) for side, s in (("left", left), ("right", right))]
+    runs = {
+        key: _runs(f"figure1-{key}", "image", smoke, x, special) for key, x in {"left": left, "right": right}.items()
+    }
     return [
-        Part("figure1-left", titles["left"], runs[0], [SPARSE_WINS]),
-        Part("figure1-right", titles["right"], runs[1], [SPARSE_WINS], note),
+        Part("figure1-left", "Figure 1, left: ResNet-18 on CIFAR-10", runs["left"], [SPARSE_WINS]),
+        Part("figure1-right", "Figure 1, right: CNN on MNIST", runs["right"], [SPARSE_WINS], note),
     ]
 
 
@@ -169,13 +143,14 @@ def figure2(smoke: bool) -> list[Part]:
     title, claims = "Figure 2: LSTM language model, PTB", [SPARSE_WINS, SGD_WINS, NOTICEABLE]
     if smoke:
         options = {"vocabulary": 1000, "hidden": 64, "embedding": 32, "train_tokens": 100_000}
-        common: dict[str, Any] = {"options": options, "budget": 1.0, "eval_every": 0.1}
+        common: Values = {"options": options, "budget": 1.0, "eval_every": 0.1}
         return [Part("figure2", title, _runs("figure2", "language", smoke, common), claims)]
     parts = []
+    # A small step of SparseSGD counts a tenth of its queries, but takes the time of all of them.
+    special: dict[str, Values] = {"sparse-sgd": {"inner_steps": 20, "budget": 8.0}}
     for vocabulary, key, suffix in ((1000, "figure2", ""), (10_000, "figure2-10k", ", vocabulary 10,000")):
         common = {"options": {"vocabulary": vocabulary, "eval_pieces": 100}, "budget": 40.0, "eval_every": 0.5}
-        # A small step of SparseSGD counts a tenth of its queries, but takes the time of all of them.
-        runs = _runs(key, "language", smoke, common, sparse_sgd={"inner_steps": 20, "budget": 8.0})
+        runs = _runs(key, "language", smoke, common, special)
         for run in [r for r in runs if r.optimizer in ("sgd", "sparse-sgd")]:
             runs.append(replace(run, name=f"{run.name}-tuned", label=f"{run.label}, lr 1", lr=1.0))
         parts.append(Part(key, title + suffix, runs, claims))
@@ -185,11 +160,10 @@ def figure2(smoke: bool) -> list[Part]:
 def figure3(smoke: bool) -> list[Part]:
     """MovieLens 100K; at the paper's scale 1M too."""
     parts = []
+    length = {"budget": 2.0, "eval_every": 0.25} if smoke else {"budget": 40.0, "eval_every": 0.5}
+    special: dict[str, Values] = {"sgd": {"lr": 0.1, "lr_milestones": {10.0: 0.01, 20.0: 0.001}}}
     for data, key in [("100k", "figure3")] if smoke else [("100k", "figure3"), ("1m", "figure3-1m")]:
-        common: dict[str, Any] = {"budget": 40.0, "eval_every": 0.5, "options": {"data": data}}
-        common |= {"budget": 2.0, "eval_every": 0.25} if smoke else {}
-        paper = {"lr": 0.1, "lr_milestones": {10.0: 0.01, 20.0: 0.001}}
-        runs = _runs(key, "ranking", smoke, common, sgd=paper)
+        runs = _runs(key, "ranking", smoke, {"options": {"data": data}, **length}, special)
         tuned = {"name": f"{key}-sgd-tuned", "label": "SGD, tuned (lr 10)", "lr": 10.0, "lr_milestones": {}}
         title = f"Figure 3: BPR matrix factorisation, MovieLens {data.upper()}"
         parts.append(Part(key, title, [*runs, replace(runs[0], **tuned)], [SPARSE_WINS, SGD_WINS, SLIGHT]))
@@ -199,15 +173,38 @@ def figure3(smoke: bool) -> list[Part]:
 def sparsity(smoke: bool) -> list[Part]:
     """The sweep of the appendix: several densities on MNIST."""
     densities = (0.02, 0.1, 0.5, 1.0) if smoke else (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    size: Values = {"train_samples": 5000, "eval_samples": 1000} if smoke else {}
     parts = []
     for model in ("cnn", "fc"):
-        options: dict[str, Any] = {"model": model, "data": "mnist"}
-        options |= {"train_samples": 5000, "eval_samples": 1000} if smoke else {}
-        common: dict[str, Any] = {"options": options, "budget": 2.0, "eval_every": 0.25 if smoke else 0.05}
+        common: Values = {"options": {"model": model, "data": "mnist"} | size, "budget": 2.0}
         configs = []
         for method, title in (("sparse-spiderboost", "Algorithm 1"), ("sparse-svrg", "SparseSVRG")):
             for share in densities:
                 text = {"name": f"sparsity-{model}-{method}-{share:g}", "label": f"{title}, k/d = {share:g}"}
-                configs.append(RunConfig("image", method, k1=share / 2, k2=share / 2, **text, **common))
+                rest = {"k1": share / 2, "k2": share / 2, "eval_every": 0.25 if smoke else 0.05}
+                configs.append(RunConfig("image", method, **text, **rest, **common))
         parts.append(Part(f"sparsity-{model}", f"Sparsity sweep: {model.upper()} on MNIST", configs, [RANGE]))
     return parts
+
+
+def demo() -> list[Part]:
+    """Logistic regression and a small network on embedded data, five optimizers at equal queries.
+
+    Each step size is the best of 0.02, 0.05, 0.1, 0.2, 0.5, 1 and 2 for its method by the last value at this budget;
+    for the convex problem, of ten times these.
+    """
+
+    def runs(key: str, task: str, common: Values, rates: tuple[float, ...], loop: int) -> list[RunConfig]:
+        special: dict[str, Values] = {name: {"lr": lr} for name, lr in zip(METHODS, rates, strict=True)}
+        special["sparse-sgd"]["inner_steps"] = loop
+        return _runs(key, task, True, common, special)
+
+    convex: Values = {"options": {"data": "breast-cancer"}, "budget": 30.0, "eval_every": 0.75, "batch_size": 10}
+    network: Values = {"options": {"model": "fc", "data": "digits"}, "budget": 10.0, "eval_every": 0.25}
+    network |= {"batch_size": 50, "anchor_batch_size": 500}
+    first = runs("logistic", "logistic", convex, (0.5, 10.0, 2.0, 2.0, 5.0), 50)
+    second = runs("network", "image", network, (0.1, 0.05, 0.02, 0.1, 0.1), 30)
+    return [
+        Part("logistic", "Logistic regression, breast cancer data", first, []),
+        Part("network", "Two-layer network on digits", second, []),
+    ]

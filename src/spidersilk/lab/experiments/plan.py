@@ -13,47 +13,42 @@ from spidersilk.lab.run.config import RunConfig, apply_settings
 from spidersilk.lab.tasks import find, nearest
 
 
+def all_runs(experiments: Experiments) -> list[tuple[str, Part, RunConfig]]:
+    """Each run with its part and the name of its experiment."""
+    return [(name, part, config) for name, parts in experiments.items() for part in parts for config in part.configs]
+
+
 def choose(
-    known: Experiments,
-    what: str,
-    only: str = "",
-    budget: float | None = None,
-    seeds: int = 1,
+    known: Experiments, what: str, only: str = "", budget: float | None = None, seeds: int = 1,
     settings: Iterable[str] = (),
-) -> Experiments:
-    """The experiments named in `what`, with the runs that `only` names, in its order.
+) -> Experiments:  # fmt: skip
+    """The experiments named in `what`, with the runs that `only` names.
 
     `budget` limits the budget of each run. With several seeds each run is repeated, and its name says the seed.
     """
-    names = [name.strip() for name in what.split(",")]
+    names, patterns = [name.strip() for name in what.split(",")], _patterns(only)
     for name in names:
         if name not in (*known, "all"):
             raise ValueError(f"there is no experiment {name!r}{nearest(name, [*known, 'all'])}")
-    patterns = _patterns(only)
-    unused = set(patterns)
-    chosen: Experiments = {}
-    for name, part in _parts({n: p for n, p in known.items() if n in names or "all" in names}):
-        matches = {p: [c for c in part.configs if fnmatch(c.name, p)] for p in patterns}
-        unused -= {pattern for pattern, configs in matches.items() if configs}
-        configs = {c.name: apply_settings(c, list(settings)) for p in patterns for c in matches[p]}.values()
+    named = {name: parts for name, parts in known.items() if name in names or "all" in names}
+    for pattern in patterns:
+        if not any(fnmatch(config.name, pattern) for *_, config in all_runs(named)):
+            every = [config.name for *_, config in all_runs(known)]
+            raise ValueError(f"--only {pattern!r} names no run{nearest(pattern, every)}")
+
+    def chosen(part: Part) -> Part:
+        configs = [c for c in part.configs if any(fnmatch(c.name, pattern) for pattern in patterns)]
+        configs = [apply_settings(c, list(settings)) for c in configs]
         if budget is not None:
             configs = [replace(c, budget=min(budget, c.budget)) for c in configs]
-        if configs:
-            repeated = [_seeded(c, seed) for seed in range(seeds) for c in configs]
-            chosen.setdefault(name, []).append(replace(part, configs=repeated))
-    if unused:
-        missed = min(unused, key=patterns.index)
-        every = [c.name for _, part in _parts(known) for c in part.configs]
-        raise ValueError(f"--only {missed!r} names no run{nearest(missed, every)}")
-    return chosen
+        return replace(part, configs=[_seeded(c, seed) for seed in range(seeds) for c in configs])
+
+    made = {name: [part for part in map(chosen, parts) if part.configs] for name, parts in named.items()}
+    return {name: parts for name, parts in made.items() if parts}
 
 
 def _patterns(only: str) -> list[str]:
     return [pattern.strip() for pattern in only.split(",") if pattern.strip()] or ["*"]
-
-
-def _parts(experiments: Experiments) -> list[tuple[str, Part]]:
-    return [(name, part) for name, parts in experiments.items() for part in parts]
 
 
 def _seeded(config: RunConfig, seed: int) -> RunConfig:
@@ -72,16 +67,18 @@ def in_order(experiments: Experiments, only: str = "") -> list[RunConfig]:
         name = name_without_seed(config)
         return config.seed, next((i for i, p in enumerate(patterns) if fnmatch(name, p)), len(patterns))
 
-    return sorted((c for _, part in _parts(experiments) for c in part.configs), key=place)
+    return sorted((config for *_, config in all_runs(experiments)), key=place)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run as it is planned, the run that is made for it (None if there is none), and why the two differ."""
+    """A run as it is planned, the run that is made for it, if any, why the two differ, and what is collected of it."""
 
     config: RunConfig
     run: RunConfig | None
     missing: str = ""
+    experiment: str = ""
+    collected: collect.Packed | None = None
 
 
 def planned_runs(configs: Iterable[RunConfig], stand_in: bool = True) -> list[PlannedRun]:
@@ -90,13 +87,9 @@ def planned_runs(configs: Iterable[RunConfig], stand_in: bool = True) -> list[Pl
     planned: list[PlannedRun] = []
     for config in configs:
         missing = find(config.task).missing_data(config.options, config.data_dir)
-        if missing is None:
-            planned.append(PlannedRun(config, config))
-            continue
-        other = on_embedded_data(config) if stand_in else None
-        reason = f"{'digits stand in, as ' if other else ''}{missing}"
-        is_made = other in [p.run for p in planned]
-        planned.append(PlannedRun(config, None if is_made else other, reason))
+        other = config if missing is None else on_embedded_data(config) if stand_in else None
+        reason = "" if missing is None else f"{'digits stand in, as ' if other else ''}{missing}"
+        planned.append(PlannedRun(config, None if other in [p.run for p in planned] else other, reason))
     return planned
 
 
@@ -105,24 +98,19 @@ def path_of(folder: Path, experiment: str) -> Path:
     return folder / f"paper_{experiment}.json"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is to be run, by the name of the planned run, and what is collected already."""
-
-    experiments: Experiments
-    runs: dict[str, PlannedRun]
-    collected: dict[str, dict[str, collect.Packed]]
-
-    def experiment_of(self, name: str) -> str:
-        """The experiment of a planned run, or of a run that stands in for it."""
-        originals = {p.run.name: p.config.name for p in self.runs.values() if p.run is not None}
-        original = originals.get(name, name)
-        return next(e for e, part in _parts(self.experiments) if original in [c.name for c in part.configs])
+def load_collected(experiments: Experiments, folder: Path | None) -> dict[str, dict[str, collect.Packed]]:
+    """The collected runs of each experiment by name; none without a folder."""
+    return {name: {} if folder is None else collect.load(path_of(folder, name)) for name in experiments}
 
 
-def make_plan(experiments: Experiments, only: str, collect_to: Path | None, stand_in: bool) -> Plan:
-    """Runs that are finished in the files of `collect_to` are not made again."""
-    collected = {name: collect.load(path_of(collect_to, name)) if collect_to else {} for name in experiments}
-    done = {c.name for name, part in _parts(experiments) for c in part.configs if collect.is_done(c, collected[name])}
-    todo = [c for c in in_order(experiments, only) if c.name not in done]
-    return Plan(experiments, {planned.config.name: planned for planned in planned_runs(todo, stand_in)}, collected)
+def make_plan(experiments: Experiments, only: str, collect_to: Path | None, stand_in: bool) -> list[PlannedRun]:
+    """All runs, in order; those that are finished in the files of `collect_to` are not made again."""
+    homes = {config.name: name for name, _, config in all_runs(experiments)}
+    files = load_collected(experiments, collect_to)
+    todo, done = [], []
+    for config in in_order(experiments, only):
+        (done if collect.is_done(config, files[homes[config.name]]) else todo).append(config)
+    plan = [*planned_runs(todo, stand_in), *(PlannedRun(config, None) for config in done)]
+    return [
+        replace(p, experiment=(home := homes[p.config.name]), collected=files[home].get(p.config.name)) for p in plan
+    ]

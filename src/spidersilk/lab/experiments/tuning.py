@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from spidersilk.lab.experiments.grid import METHODS, PLAIN, Settings, Trial, at_edge, following, of_run, start
+from spidersilk.lab.experiments.grid import PLAIN, Settings, Trial, at_edge, following, of_run, start
 from spidersilk.lab.run import batch, collect
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import Curve, load_run, metric_of
@@ -59,10 +59,8 @@ class Tuning:
             return
         saved = json.loads(self.path.read_text())
         if saved["conditions"] != self.conditions():
-            raise ValueError(
-                f"{self.path} has trials under other conditions, {saved['conditions']} and not {self.conditions()}: "
-                "move it away, or give another --to"
-            )
+            differ = f"trials under other conditions, {saved['conditions']} and not {self.conditions()}"
+            raise ValueError(f"{self.path} has {differ}: move it away, or give another --to")
         for method, record in saved["methods"].items():
             trials = [Trial(t["settings"], _number(t["loss"]), t["status"]) for t in record["trials"]]
             if not trials or trials[0].settings == start(self.base.task, method):
@@ -74,10 +72,8 @@ class Tuning:
         if self.finals and seeds > self.seeds:
             raise ValueError(f"{self.path} has final runs of {seeds} seeds: give --seeds {seeds} or more")
         if self.finals and length != self.final_budget:
-            raise ValueError(
-                f"{self.path} has final runs to {length:g} N and not {self.final_budget:g} N: "
-                "give another --name, or move it away"
-            )
+            differ = f"final runs to {length:g} N and not {self.final_budget:g} N"
+            raise ValueError(f"{self.path} has {differ}: give another --name, or move it away")
 
     def conditions(self) -> Settings:
         """What all trials have in common."""
@@ -110,7 +106,8 @@ class Tuning:
         current |= {name for name in self.finals if self._method_of(name) in unchanged}
         runs = ",\n".join(json.dumps(self.finals[name]) for name in sorted(current & self.finals.keys()))
         text = json.dumps(record, indent=1)[:-2] + f',\n "runs": [\n{runs}\n]\n}}\n'
-        if self.path.is_file() and _same_results(json.loads(self.path.read_text()), json.loads(text)):
+        new, old = json.loads(text), json.loads(self.path.read_text()) if self.path.is_file() else {}
+        if all(new[key] == old.get(key) for key in new if key not in ("command", "versions", "machine")):
             return  # nothing changed: keep the original provenance
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, text.encode())
@@ -145,11 +142,8 @@ class Tuning:
     def final_runs(self, methods: Iterable[str]) -> list[RunConfig]:
         """Each method's best settings, once for each seed; the trials had seed 0, so these start at 1."""
         seeds = range(self.base.seed + 1, self.base.seed + self.seeds + 1)
-        bests = [(method, self.best(method)) for method in methods]
-        return [
-            self._config(method, best.settings, self.final_budget, seed, EVALUATIONS)
-            for seed in seeds for method, best in bests if best is not None
-        ]  # fmt: skip
+        bests = [(method, best.settings) for method in methods if (best := self.best(method)) is not None]
+        return [self._config(*best, self.final_budget, seed, EVALUATIONS) for seed in seeds for best in bests]
 
     def _config(self, method: str, settings: Settings, budget: float, seed: int, evaluations: int = 1) -> RunConfig:
         run = {"optimizer": method, **of_run(settings, self.final_budget)}
@@ -181,8 +175,7 @@ class Tuning:
         """Medians over seeds of queries and seconds to the target, and their ratios to the best plain method's."""
         target, metric = self.target(), self.metric()
         records: dict[str, Record] = {}
-        for method in self.known:
-            curves = self.curves(method)
+        for method, curves in ((method, self.curves(method)) for method in self.known):
             if not curves:
                 continue
             known = math.isfinite(target)  # not before one plain method has all its seeds
@@ -219,17 +212,14 @@ def tune(
         def do(configs: list[RunConfig], title: str) -> list[Summary]:
             console.print(f"{title}: {len(configs)} runs")
             left = None if until is None else max(0.0, until - time.time())
-            return batch.run_all(
-                configs, folder, jobs=jobs, resume=True, console=console, time_limit=left, pool=pool
-            )  # fmt: skip
+            return batch.run_all(configs, folder, jobs=jobs, resume=True, console=console, time_limit=left, pool=pool)
 
         number = 1
         while trials := tuning.next_round():
-            summaries = do([config for *_, config in trials], f"round {number}")
-            if not _add_trials(tuning, trials, summaries):
-                tuning.save(command)
-                return False
+            whole = _add_trials(tuning, trials, do([config for *_, config in trials], f"round {number}"))
             tuning.save(command)
+            if not whole:
+                return False
             number += 1
         todo = [c for c in tuning.final_runs(tuning.methods) if not collect.is_done(c, tuning.finals)]
         summaries = do(todo, "the best of each") if todo else []
@@ -264,22 +254,11 @@ def check_settings(base: RunConfig) -> None:
 
 def default_name(config: RunConfig) -> str:
     """tune_<task>_<options that are words>."""
-    words = [str(v) for v in config.options.values() if isinstance(v, str)]
-    return "_".join(["tune", config.task, *words]) + ".json"
-
-
-def methods_of(text: str) -> list[str]:
-    return list(METHODS) if not text else [name.strip() for name in text.split(",")]
+    return "_".join(["tune", config.task, *(v for v in config.options.values() if isinstance(v, str))])
 
 
 def _lowest(curve: Curve, metric: str) -> float:
     return _number(curve.lowest(metric)) if curve.status == "finished" else math.inf
-
-
-def _same_results(a: Record, b: Record) -> bool:
-    """Whether two files differ in their provenance only."""
-    provenance = ("command", "versions", "machine")
-    return {k: v for k, v in a.items() if k not in provenance} == {k: v for k, v in b.items() if k not in provenance}
 
 
 def _rounded(value: float) -> float | None:

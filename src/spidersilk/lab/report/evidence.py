@@ -1,25 +1,18 @@
-"""Runs grouped by settings, with what can be read off their curves: the material of every verdict and page."""
+"""Runs grouped by settings, with what can be read off their curves: the material of every verdict."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from spidersilk.lab.experiments.paper import LABELS, Part, experiments
-from spidersilk.lab.experiments.plan import name_without_seed, path_of
-from spidersilk.lab.run import collect
+from spidersilk.lab.experiments.paper import LABELS, Part
+from spidersilk.lab.experiments.plan import name_without_seed
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import Curve, median_cost
 
 LOSS = "train_loss"
-SECOND = {"image": "test_accuracy", "language": "valid_loss", "ranking": "auc"}  # shown beside the training loss
-SECOND_NAMES = {
-    "test_accuracy": "test accuracy, %", "valid_loss": "validation loss", "auc": "AUC of held-out items"
-}  # fmt: skip
-COUNTS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 50, 100, 150)
 SLACK = 0.02  # a step can overshoot a count of queries: a curve is read within this share of the count
 
 
@@ -39,10 +32,6 @@ class Group:
         return self.config.title()
 
     @property
-    def seeds(self) -> list[int]:
-        return sorted(c.config.get("seed", 0) for c in self.curves)
-
-    @property
     def diverged(self) -> bool:
         """Whether at least one seed diverged."""
         return any(c.status == "diverged" for c in self.curves)
@@ -52,43 +41,27 @@ class Group:
         """Queries over N that every seed reached."""
         return min((c.rows[-1]["queries"] for c in self.curves), default=0.0)
 
-    @property
-    def complete(self) -> bool:
-        return bool(self.curves) and (self.diverged or self.reached(self.config.budget))
-
     def reached(self, count: float) -> bool:
         return self.reach >= count * (1 - SLACK)
 
-    def state(self) -> str:
-        """How far it got, in words."""
-        if not self.curves:
-            return "not run yet"
-        if self.diverged:
-            ends = [c.rows[-1]["queries"] for c in self.curves if c.status == "diverged"]
-            many = f" ({len(ends)} of {len(self.curves)} seeds)" if self.seeds != [0] else ""
-            return f"diverged at {min(ends):.2g} N{many}"
-        return f"to {self.reach:.3g} N" + ("" if self.complete else f" of {self.config.budget:g} N")
-
-    def at(self, count: float, key: str) -> float | None:
-        """The median over seeds of the last value up to `count` queries over N; None if a seed did not get there."""
-
-        def value(curve: Curve) -> float | None:
-            seen = [row[key] for row in curve.rows if key in row and row["queries"] <= count * (1 + SLACK)]
-            return seen[-1] if seen and self.reached(count) else None
-
-        return self._median(value)
+    def divergence(self) -> str:
+        """Where it diverged, in words."""
+        ends = [c.rows[-1]["queries"] for c in self.curves if c.status == "diverged"]
+        only_seed_0 = [c.config.get("seed", 0) for c in self.curves] == [0]
+        return f"diverged at {min(ends):.2g} N" + ("" if only_seed_0 else f" ({len(ends)} of {len(self.curves)} seeds)")
 
     def end(self, key: str) -> float | None:
-        return self._median(lambda c: c.last(key))
+        return self.median(lambda c: c.last(key))
 
     def lowest(self, key: str) -> float | None:
-        return self._median(lambda c: c.lowest(key))
+        return self.median(lambda c: c.lowest(key))
 
     def cost(self, target: float, key: str) -> float | None:
         """The median over seeds of queries over N to the target; None if half of them never get there."""
         return median_cost(self.curves, key, target)
 
-    def _median(self, value: Callable[[Curve], float | None]) -> float | None:
+    def median(self, value: Callable[[Curve], float | None]) -> float | None:
+        """Over seeds; None if one has no such value."""
         values = [value(c) for c in self.curves]
         known = [v for v in values if v is not None]
         return statistics.median(known) if known and len(known) == len(values) else None
@@ -102,17 +75,9 @@ class Chapter:
     part: Part
     groups: list[Group]
 
-    @property
-    def key(self) -> str:
-        return self.part.key
-
-    @property
-    def title(self) -> str:
-        return self.part.title
-
     def find(self, method: str) -> Group:
         """The runs of a method as the paper has it; without curves if there are none."""
-        name = f"{self.key}-{method}"
+        name = f"{self.part.key}-{method}"
         absent = Group(replace(self.groups[0].config, name=name, label=LABELS.get(method, method)))
         return next((g for g in self.groups if g.name == name), absent)
 
@@ -123,11 +88,8 @@ class Chapter:
 
     @property
     def present(self) -> list[Group]:
+        """Those that have runs."""
         return [g for g in self.groups if g.curves]
-
-    def counts(self, most: int = 4) -> list[float]:
-        """The last few query counts that at least two of its runs reached."""
-        return [c for c in COUNTS if sum(not g.diverged and g.reached(c) for g in self.present) > 1][-most:]
 
 
 def make_chapter(experiment: str, part: Part, curves: Mapping[str, Curve]) -> Chapter:
@@ -141,29 +103,9 @@ def make_chapter(experiment: str, part: Part, curves: Mapping[str, Curve]) -> Ch
     return Chapter(experiment, part, groups)
 
 
-def chapters(results: Path) -> list[Chapter]:
-    """Every part of every experiment at the paper's scale, with its runs in results/paper."""
-    made = []
-    for experiment, parts in experiments("paper").items():
-        packed = collect.load(path_of(results / "paper", experiment))
-        curves = {name: collect.unpack(run) for name, run in packed.items()}
-        made += [make_chapter(experiment, part, curves) for part in parts]
-    return made
-
-
-def same_settings(group: Group, dense: Group) -> bool:
-    """Whether a run has the dense one's step size, batches and loop length, and a tenth of the coordinates."""
-    ours, theirs = group.config.completed(), dense.config.completed()
-    keys = ("lr", "anchor_batch_size", "batch_size", "inner_steps", "inner_lr_end", "lr_milestones")
-    return all(getattr(ours, k) == getattr(theirs, k) for k in keys) and math.isclose(density(ours), 0.1)
-
-
 def density(config: RunConfig) -> float:
     """k/d of a config; the default of the optimizers is 10 %."""
     return 0.1 if config.k1 is None and config.k2 is None else float(config.k1 or 0) + float(config.k2 or 0)
-
-
-# Text.
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -173,24 +115,3 @@ def number(value: float | None, digits: int = 3) -> str:
     if value != 0 and not 1e-3 <= abs(value) < 1e4:
         return f"{value:.{digits - 1}e}"
     return f"{value:#.{digits}g}".rstrip(".")
-
-
-def second_text(value: float, key: str) -> str:
-    """A value of a metric in SECOND."""
-    return f"{100 * value:.1f}" if key == "test_accuracy" else f"{value:.3f}"
-
-
-def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |"]
-    lines.append("|" + "---|" * (lines[0].count(" | ") + 1))
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def seeds_of(groups: list[Group]) -> str:
-    many = {tuple(g.seeds) for g in groups if g.curves}
-    if not many:
-        return "none"
-    if many == {(0,)}:
-        return "one seed (0)"
-    return "seeds " + "; ".join(", ".join(map(str, s)) for s in sorted(many))

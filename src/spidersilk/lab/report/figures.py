@@ -21,14 +21,9 @@ _COLOURS = ["#3b7dd8", "#e07b39", "#3aa35c", "#c94f7c", "#8c6bd1", "#8a8d3a", "#
 
 
 def panels(
-    curves: list[Curve],
-    xs: dict[str, str],
-    y: str,
-    y_label: str,
-    title: str,
-    log: bool,
+    curves: list[Curve], xs: dict[str, str], y: str, y_label: str, title: str, log: bool,
     labels: list[str] | None = None,
-) -> Figure | None:
+) -> Figure | None:  # fmt: skip
     """y over each of `xs` (with the label of its axis), side by side; None if no run has these metrics.
 
     With `labels`, runs with one label share a colour, by its place in `labels`, and a line in the legend. Without,
@@ -39,42 +34,36 @@ def panels(
         size = (6, 3.8) if len(xs) == 1 else (4.6 * len(xs), 3.8)
         figure, grid = plt.subplots(1, len(xs), figsize=size, layout="constrained", sharey=True, squeeze=False)
         figure.patch.set_alpha(0)
-        drawn = 0
         for axes, (x, x_label) in zip(grid[0], xs.items(), strict=True):
             axes.patch.set_alpha(0)
-            drawn += _draw(axes, curves, labels, x, y, log)
+            _draw(axes, curves, labels, x, y, log)
             axes.set(xlabel=x_label)
             axes.grid(alpha=0.25)
-        if not drawn:
+        first = grid[0][0]
+        if not any(axes.lines for axes in grid[0]):
             plt.close(figure)
             return None
-        first = grid[0][0]
-        if log:
-            first.set_yscale("log")
-        first.set(ylabel=y_label)
+        first.set(ylabel=y_label, yscale="log" if log else "linear")
         first.set_title(title) if len(xs) == 1 else figure.suptitle(title)
         many = len(first.get_legend_handles_labels()[0]) > len(_COLOURS)
         first.legend(frameon=False, fontsize=6 if many else 8, ncols=2 if many else 1)
         return figure
 
 
-def _draw(axes: Axes, curves: list[Curve], labels: list[str] | None, x: str, y: str, log: bool) -> int:
-    """Draw the lines; returns how many there are. A cross ends a run that diverged."""
-    drawn: list[str] = []
+def _draw(axes: Axes, curves: list[Curve], labels: list[str] | None, x: str, y: str, log: bool) -> None:
+    """A line for each run that has the metrics; a cross ends a run that diverged."""
+    drawn: set[str] = set()
     for place, curve in enumerate(curves):
-        number = place if labels is None else labels.index(curve.label)
         points = [(a, b) for a, b in zip(*curve.series(x, y), strict=True) if b > 0 or not log]
         if not points:
             continue
+        number, width = (place, 1.8) if labels is None else (labels.index(curve.label), 1.1)
         colour, style = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else "--"
         label = None if labels is not None and curve.label in drawn else curve.label
-        axes.plot(
-            *zip(*points, strict=True), style, color=colour, label=label, linewidth=1.8 if labels is None else 1.1
-        )
+        axes.plot(*zip(*points, strict=True), style, color=colour, label=label, linewidth=width)
         if curve.status == "diverged":
             axes.plot(*points[-1], "x", color=colour, markersize=9)
-        drawn.append(curve.label)
-    return len(drawn)
+        drawn.add(curve.label)
 
 
 def svg(figure: Figure, name: str) -> str:

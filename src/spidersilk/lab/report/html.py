@@ -6,19 +6,22 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from spidersilk.lab.report import entropy_page, verdicts
+from spidersilk.lab.experiments.paper import TABLE_1
+from spidersilk.lab.report import verdicts
 from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.figures import QUERIES, panels, png, svg
-from spidersilk.lab.report.render import render
-from spidersilk.lab.report.verdicts import Verdict
+from spidersilk.lab.report.verdicts import Verdict, data_title, entropies, model_and_data
 from spidersilk.lab.run.curve import Curve, common_target, metric_of, words
 from spidersilk.lab.run.folder import write_atomically
+from spidersilk.lab.tasks.models import MODELS
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, head and rows."""
+ENTROPY_HEAD = ["model, data", "max", "before", "paper", "after", "paper"]
 _COUNTERS = ("queries", "samples", "updates", "seconds", "train_loss", "gap", "v_norm", "entropy")
 
 
@@ -33,10 +36,6 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     rivals: bool = True
 
-    @property
-    def metric(self) -> str:
-        return metric_of(self.curves)
-
     def all_tables(self) -> list[Table]:
         made = [*self.tables, *([target_table(self)] if self.rivals and self.curves else []), _last_values(self.curves)]
         return [table for table in made if table[2]]
@@ -47,9 +46,21 @@ def section_of(chapter: Chapter) -> Section:
     curves = [curve for group in chapter.present for curve in group.curves]
     judged = [verdict for verdict in verdicts.of(chapter) if verdict.word != verdicts.NOT_RUN]
     if chapter.experiment != "table1":
-        return Section(chapter.title, curves, chapter.part.note, judged)
-    entropy = [("Entropy of the memory, bits", entropy_page.HEAD, entropy_page.rows(chapter))]
-    return Section(chapter.title, curves, chapter.part.note, judged, entropy, rivals=False)
+        return Section(chapter.part.title, curves, chapter.part.note, judged)
+    entropy = ("Entropy of the memory, bits", ENTROPY_HEAD, entropy_rows(chapter))
+    return Section(chapter.part.title, curves, chapter.part.note, judged, [entropy], rivals=False)
+
+
+def entropy_rows(chapter: Chapter) -> list[list[str]]:
+    """Cells of ENTROPY_HEAD for each run; nothing is printed for data that stands in."""
+    rows = []
+    for group in chapter.groups:
+        model, data = model_and_data(group)
+        measured = [f"{x:.2f}" for x in entropies(group)] if group.curves else ["-", "-"]
+        printed = [f"{x:.2f}" for x in TABLE_1.get((model, data), ())] or ["", ""]
+        bits = f"{math.log2(MODELS[model][1]):.3f}"
+        rows.append([f"{model}, {data_title(group)}", bits, measured[0], printed[0], measured[1], printed[1]])
+    return rows
 
 
 def sections_of(curves: list[Curve]) -> list[Section]:
@@ -64,7 +75,7 @@ def sections_of(curves: list[Curve]) -> list[Section]:
 
 def target_table(section: Section) -> Table:
     """The cost of each run to the common target, with ratios to the first that reached it."""
-    metric = section.metric
+    metric = metric_of(section.curves)
     target = common_target(section.curves, metric)
     costs = [curve.cost(metric, target) for curve in section.curves]
     base = next((c for c in costs if c is not None), (0.0, 0.0))
@@ -90,22 +101,19 @@ def _last_values(curves: list[Curve]) -> Table:
 
 def write(sections: list[Section], path: Path, title: str, command: str, left_out: list[str] | None = None) -> Path:
     """The page at `path`, and each figure as PNG beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shown = [
+    import jinja2  # imported here: runs do not need it
+
+    loader = jinja2.PackageLoader("spidersilk.lab.report", "templates")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    values: dict[str, Any] = {"title": title, "command": command, "left_out": left_out or []}
+    values["shown"] = [
         {"section": section, "figures": _figures(section, number, path.parent), "tables": section.all_tables()}
         for number, section in enumerate(sections, 1)
     ]
-    page = render(
-        "report.html",
-        title=title,
-        command=command,
-        shown=shown,
-        left_out=left_out or [],
-        machines=_distinct(sections, "machine"),
-        versions=_distinct(sections, "versions"),
-        config_of=lambda curve: yaml.safe_dump(curve.config, sort_keys=False),
-    )
-    write_atomically(path, page.encode())
+    values |= {key: _distinct(sections, key) for key in ("machine", "versions")}
+    values["config_of"] = lambda curve: yaml.safe_dump(curve.config, sort_keys=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, environment.get_template("report.html").render(values).encode())
     return path
 
 
@@ -116,15 +124,16 @@ def _distinct(sections: list[Section], key: str) -> list[dict[str, str]]:
 
 
 def _figures(section: Section, number: int, folder: Path) -> list[dict[str, str]]:
-    y, seconds = words(section.metric), {"seconds": "seconds of training"}
+    metric = metric_of(section.curves)
+    y, seconds = words(metric), {"seconds": "seconds of training"}
     kinds = [
-        (QUERIES, section.metric, y, "by gradient queries", True),
-        (seconds, section.metric, y, "by seconds of training", True),
+        (QUERIES, metric, y, "by gradient queries", True),
+        (seconds, metric, y, "by seconds of training", True),
         (QUERIES, "entropy", "entropy of M, bits", "entropy of the memory", False),
     ]
     figures = []
-    for kind, (x, metric, y_label, caption, log) in enumerate(kinds, 1):
-        figure = panels(section.curves, x, metric, y_label, caption, log)
+    for kind, (x, y_key, y_label, caption, log) in enumerate(kinds, 1):
+        figure = panels(section.curves, x, y_key, y_label, caption, log)
         if figure is not None:
             name = f"figure-{number}-{kind}"
             figures.append({"svg": svg(figure, name), "caption": f"{y_label}, {caption}"})

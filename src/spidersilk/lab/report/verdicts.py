@@ -1,4 +1,4 @@
-"""The engine of verdicts: each claim of the paper against the runs, by one rule. Every page and report uses it."""
+"""The engine of verdicts: each claim of the paper against the runs, by one rule. The report and the page use it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spidersilk.lab.experiments.paper import EPOCHS, TABLE_1, Claim
-from spidersilk.lab.report.evidence import LOSS, Chapter, Group, density, number, same_settings
+from spidersilk.lab.report.evidence import LOSS, Chapter, Group, density, number
 
 # The factor of every verdict. A ratio of queries nearer to 1 says nothing: most runs have one seed, and curves are
 # evaluated and thinned in steps of this order.
 LEVEL = 1.2
 CLEARLY = 1.5  # beyond this ratio of queries, "slightly" is the wrong word
 BIT = 1.0  # the text of the paper rounds entropies to whole bits ("approximately 3")
-# How many of dense SpiderBoost's queries a sparse method may need. With k/d = 0.1 a loop costs B + 0.2 b (m - 1)
-# queries and not B + 2 b (m - 1): 0.42 of them for images and ratings, 0.55 for the language model. Times LEVEL,
-# rounded.
-SHARES = {"language": 0.65}
-SHARE = 0.5
 # Forms that the paper's settings suit, in the order in which ties are broken.
 STABLE = ("sparse-svrg", "sparse-svrg-refresh", "sparse-svrg-selected", "sparse-sgd")
 NOT_RUN = "not run yet"
@@ -45,8 +40,15 @@ def of(chapter: Chapter) -> list[Verdict]:
 
 
 def stable(chapter: Chapter) -> list[Group]:
-    """The stable sparse forms that were planned with the dense method's settings."""
-    forms = [g for g in chapter.groups if g.config.optimizer in STABLE and same_settings(g, chapter.dense)]
+    """The stable sparse forms that were planned with the dense method's settings and a tenth of the coordinates."""
+    keys = ("lr", "anchor_batch_size", "batch_size", "inner_steps", "inner_lr_end", "lr_milestones")
+    dense = chapter.dense.config.completed()
+
+    def same_settings(group: Group) -> bool:
+        config = group.config.completed()
+        return all(getattr(config, k) == getattr(dense, k) for k in keys) and math.isclose(density(config), 0.1)
+
+    forms = [g for g in chapter.groups if g.config.optimizer in STABLE and same_settings(g)]
     return sorted(forms, key=lambda g: STABLE.index(g.config.optimizer))
 
 
@@ -67,25 +69,21 @@ def ratio(ours: Group, theirs: Group) -> tuple[float, float] | None:
 
 def _compare(ours: Group, theirs: Group) -> tuple[float, str]:
     """The ratio of queries and a sentence: infinite if ours failed, NaN if theirs never got below its first loss."""
-    if not ours.curves:
-        return math.inf, f"{ours.label} was not run"
-    if ours.diverged:
-        return math.inf, f"{ours.label} {ours.state()}"
+    if not ours.curves or ours.diverged:
+        return math.inf, f"{ours.label} {ours.divergence() if ours.curves else 'was not run'}"
     low = theirs.lowest(LOSS)
     if low is not None and theirs.cost(low, LOSS) == 0:
         return math.nan, f"{theirs.label} never got below its first loss"
     common = ratio(ours, theirs)
     if common is None:
         return math.inf, f"{ours.label} and {theirs.label} have no common loss"
-    loss = common[1]
-    each = [f"by {g.label} at {number(g.cost(loss, LOSS))} N" for g in (ours, theirs)]
-    return common[0], f"loss {number(loss)} is reached {each[0]} and {each[1]}"
+    each = [f"by {g.label} at {number(g.cost(common[1], LOSS))} N" for g in (ours, theirs)]
+    return common[0], f"loss {number(common[1])} is reached {each[0]} and {each[1]}"
 
 
 def better(claim: str, ours: Group, theirs: Group, rescue: Iterable[Group] = (), slightly: bool = False) -> Verdict:
     """Whether `ours` needs fewer queries than `theirs`; if it does not, whether one of `rescue` does."""
-    runs = [theirs.name, ours.name]
-    others = [g for g in rescue if g.curves]
+    runs, others = [theirs.name, ours.name], [g for g in rescue if g.curves]
     if not theirs.curves or not (ours.curves or others):
         missing = [g.name for g in (theirs, ours) if not g.curves]
         return Verdict(claim, NOT_RUN, f"{' and '.join(missing)} not there", runs)
@@ -95,13 +93,11 @@ def better(claim: str, ours: Group, theirs: Group, rescue: Iterable[Group] = (),
     if value < 1 / LEVEL:
         too_much = slightly and value < 1 / CLEARLY
         return Verdict(claim, "reproduced in direction, not in size" if too_much else "reproduced", why, runs)
-    best = min(((*_compare(g, theirs), g) for g in others), key=lambda x: x[0], default=None)
-    if best is not None and best[0] < 1 / LEVEL:
-        word = f"reproduced only with {best[2].label}"
-        return Verdict(claim, word, f"{why}; {best[1]}", [*runs, best[2].name])
-    if value < LEVEL:
-        return Verdict(claim, "no clear difference", why, runs)
-    return Verdict(claim, "not reproduced" if ours.curves else NOT_RUN, why, runs)
+    share, story, best = min(((*_compare(g, theirs), g) for g in others), key=lambda x: x[0], default=(value, "", ours))
+    if share < 1 / LEVEL:
+        return Verdict(claim, f"reproduced only with {best.label}", f"{why}; {story}", [*runs, best.name])
+    word = "no clear difference" if value < LEVEL else "not reproduced" if ours.curves else NOT_RUN
+    return Verdict(claim, word, why, runs)
 
 
 def slightly_worse(claim: str, ours: Group, theirs: Group) -> Verdict:
@@ -110,19 +106,16 @@ def slightly_worse(claim: str, ours: Group, theirs: Group) -> Verdict:
     if not ours.curves or not theirs.curves:
         return Verdict(claim, NOT_RUN, "a run is missing", runs)
     value, why = _compare(ours, theirs)
-    if math.isnan(value):
-        return Verdict(claim, TOO_SHORT, why, runs)
     if value <= 1:
         return Verdict(claim, "not reproduced", f"it is better: {why}", runs)
     word = "reproduced" if value <= CLEARLY else "reproduced in direction, not in size"
-    return Verdict(claim, word, why, runs)
+    return Verdict(claim, TOO_SHORT if math.isnan(value) else word, why, runs)
 
 
 def _sweep(chapter: Chapter, claim: Claim) -> Verdict:
     """From which density on Algorithm 1 trains as well as the dense method."""
     printed = [g for g in chapter.groups if g.config.optimizer == "sparse-spiderboost" and density(g.config) < 1]
-    runs = [g.name for g in (*printed, chapter.dense)]
-    low = chapter.dense.lowest(LOSS)
+    runs, low = [g.name for g in (*printed, chapter.dense)], chapter.dense.lowest(LOSS)
     if low is None:
         return Verdict(claim.text, NOT_RUN, "", runs)
 
@@ -143,48 +136,6 @@ def _sweep(chapter: Chapter, claim: Claim) -> Verdict:
     return Verdict(claim.text, word, why, runs)
 
 
-# Dense SpiderBoost's final loss.
-
-
-@dataclass
-class Half:
-    """In how many of the dense method's queries a sparse one at its settings reaches its final loss."""
-
-    task: str
-    dense: Group
-    sparse: Group | None
-    target: float | None = None
-    ratio: float | None = None  # to all of the dense method's queries
-    strict: float | None = None  # to those after which the dense method was first at its final loss
-    limit: float = SHARE
-
-    @property
-    def answer(self) -> str:
-        if self.target is None:
-            return NOT_RUN
-        if self.ratio is None or self.ratio > self.limit:
-            return "no" if self.dense.complete else "no so far"
-        if self.strict is None or self.strict > self.limit:
-            return "of all its queries yes, of those it needed no"
-        return "yes" if self.dense.complete else "yes so far"
-
-
-def half(chapter: Chapter, dense: Group, limit: float | None = None) -> Half:
-    """By the sparse method that needs least, Algorithm 1 among them if it does not diverge."""
-    limit = SHARES.get(dense.config.task, SHARE) if limit is None else limit
-    printed = [g for g in chapter.groups if g.config.optimizer == "sparse-spiderboost" and same_settings(g, dense)]
-    tried = [g for g in [*stable(chapter), *printed] if g.curves]
-    target = dense.end(LOSS)
-    if dense.diverged or not tried or target is None:
-        return Half(chapter.title, dense, None, limit=limit)
-    reached = [(cost, g) for g in tried if not g.diverged and (cost := g.cost(target, LOSS)) is not None]
-    if not reached:
-        return Half(chapter.title, dense, None, target, limit=limit)
-    cost, best = min(reached, key=lambda pair: pair[0])
-    first = dense.cost(target, LOSS)
-    return Half(chapter.title, dense, best, target, cost / dense.reach, cost / first if first else None, limit)
-
-
 # Table 1.
 
 
@@ -193,7 +144,8 @@ def model_and_data(group: Group) -> tuple[str, str]:
 
 
 def data_title(group: Group) -> str:
-    return group.curves[0].summary.get("data") or model_and_data(group)[1] if group.curves else model_and_data(group)[1]
+    given = group.curves[0].summary.get("data") if group.curves else None
+    return given or model_and_data(group)[1]
 
 
 def entropies(group: Group) -> tuple[float, float]:
@@ -207,13 +159,10 @@ def _table1(judge: Callable[[list[Group]], tuple[bool | None, str]], model: str,
 
     def rule(chapter: Chapter, claim: Claim) -> Verdict:
         groups = [g for g in chapter.present if model_and_data(g) in TABLE_1 and model_and_data(g)[0].startswith(model)]
-        groups = [g for g in groups if g.reached(EPOCHS)] if whole else groups
-        runs = [g.name for g in groups]
-        if not groups:
-            return Verdict(claim.text, NOT_RUN, "", runs)
-        holds, why = judge(groups)
+        groups = [g for g in groups if g.reached(EPOCHS) or not whole]
+        holds, why = judge(groups) if groups else (False, "")
         word = "reproduced in part" if holds is None else "reproduced" if holds else "not reproduced"
-        return Verdict(claim.text, word if why else NOT_RUN, why, runs)
+        return Verdict(claim.text, word if why else NOT_RUN, why, [g.name for g in groups])
 
     return rule
 
@@ -246,10 +195,9 @@ def _steady(groups: list[Group]) -> tuple[bool, str]:
 def _by_model(groups: list[Group]) -> tuple[bool, str]:
     """Differences between data sets no larger than those of the printed values."""
     measured = _spreads({model_and_data(g): entropies(g)[1] for g in groups})
-    printed = _spreads({place: after for place, (_, after) in TABLE_1.items()})
+    printed = max(_spreads({place: after for place, (_, after) in TABLE_1.items()}).values())
     why = ", ".join(f"{m} differs by {x:.2f} bits between data sets" for m, x in measured.items())
-    why += f" (printed: at most {max(printed.values()):.2f})" if why else ""
-    return max(measured.values(), default=0.0) <= max(printed.values()), why
+    return max(measured.values(), default=0.0) <= printed, why and f"{why} (printed: at most {printed:.2f})"
 
 
 def _spreads(values: dict[tuple[str, str], float]) -> dict[str, float]:

@@ -1,20 +1,19 @@
-"""Table 1 on the pages: the entropies beside the printed ones, and what other readings of the set-up give."""
+"""Table 1 on the page: the entropies beside the printed ones, and what other readings of the set-up give."""
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spidersilk.lab.experiments.paper import TABLE_1
-from spidersilk.lab.report.evidence import LOSS, Chapter, markdown_table, number
-from spidersilk.lab.report.verdicts import data_title, entropies, model_and_data
-from spidersilk.lab.tasks.models import MODELS
+from page_paper import markdown_table, state
+
+from spidersilk.lab.report import html
+from spidersilk.lab.report.evidence import LOSS, Chapter, number
+from spidersilk.lab.report.verdicts import data_title
 
 NEAR = 0.5  # bits: half of the whole bit to which the text of the paper rounds
-HEAD = ["model, data", "max", "before", "paper", "after", "paper"]
 
 
 @dataclass(frozen=True)
@@ -27,25 +26,13 @@ class Entropy:
     recropped: bool
 
 
-def rows(chapter: Chapter) -> list[list[str]]:
-    """Cells of HEAD for each run; nothing is printed for data that stands in."""
-    made = []
-    for group in chapter.groups:
-        model, data = model_and_data(group)
-        measured = [f"{x:.2f}" for x in entropies(group)] if group.curves else ["-", "-"]
-        printed = [f"{x:.2f}" for x in TABLE_1.get((model, data), ())] or ["", ""]
-        bits = f"{math.log2(MODELS[model][1]):.3f}"
-        made.append([f"{model}, {data_title(group)}", bits, measured[0], printed[0], measured[1], printed[1]])
-    return made
-
-
 def load(chapter: Chapter, results: Path) -> Entropy:
     path = results / "benchmarks" / "entropy.json"
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.is_file() else {}
     guess, groups = figures.get("guess", {}), chapter.groups
-    ends = [[number(g.end(LOSS)), number(guess.get(data_title(g))), g.state()] for g in groups]
-    cells = [[*row, *end] for row, end in zip(rows(chapter), ends, strict=True)]
-    table = markdown_table([*HEAD, "final loss", "guessing", "how far"], cells)
+    ends = [[number(g.end(LOSS)), number(guess.get(data_title(g))), state(g)] for g in groups]
+    cells = [[*row, *end] for row, end in zip(html.entropy_rows(chapter), ends, strict=True)]
+    table = markdown_table([*html.ENTROPY_HEAD, "final loss", "guessing", "how far"], cells)
     recropped = any("re-cropped" in data_title(g) for g in groups)
     return Entropy(table, _before(figures) if figures else "", _after(figures) if figures else "", recropped)
 

@@ -1,22 +1,20 @@
-"""The results of `spidersilk tune`, from its JSON files alone: a section of docs/reproduction.md, figures, a table."""
+"""The results of `spidersilk tune` on the page and as figures, from its JSON files alone."""
 
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from rich.table import Table
+from page_paper import markdown_table
 
-from spidersilk.lab.experiments.grid import METHODS, PLAIN, Settings
+from spidersilk.lab.experiments.grid import PLAIN
 from spidersilk.lab.experiments.tuning import Record
-from spidersilk.lab.report import verdicts
-from spidersilk.lab.report.evidence import SECOND, SECOND_NAMES, markdown_table, number, second_text
+from spidersilk.lab.report import tuned, verdicts
+from spidersilk.lab.report.evidence import number
 from spidersilk.lab.report.figures import QUERIES, panels, png
-from spidersilk.lab.run import collect
-from spidersilk.lab.run.curve import Curve, median_cost, words
+from spidersilk.lab.run.curve import median_cost, words
 
 PLANNED = ("image_cnn_mnist", "image_cnn_cifar10", "image_resnet18_cifar10", "language", "ranking_100k",
            "logistic_a9a", "logistic_w8a", "logistic_mnist")  # fmt: skip
@@ -54,7 +52,7 @@ def draw(results: Path, folder: Path) -> None:
     """The final runs of each file as a PNG: the loss over queries and over seconds, a line for each seed."""
     for name, record in load(results).items():
         metric = record["metric"]
-        curves = [replace(c, label=NAMES.get(m, m)) for m in _methods(record) for c in finals(record, m)]
+        curves = [replace(c, label=NAMES.get(m, m)) for m in tuned.methods(record) for c in tuned.finals(record, m)]
         values = [row[metric] for c in curves for row in c.rows if row.get(metric, 0.0) > 0]
         log = bool(values) and max(values) > WIDE * min(values)
         title = f"{_title(record)}: each method at its best of {_trials(record)} trials, {_seeds(record)} seeds"
@@ -62,35 +60,6 @@ def draw(results: Path, folder: Path) -> None:
         figure = panels(curves, AXES, metric, words(metric), title, log, labels)
         if figure is not None:
             png(figure, folder / "tune" / f"{name}.png")
-
-
-def console_table(record: Record) -> Table:
-    """The same cells for a terminal."""
-    target = "no target yet: no plain method has all its seeds"
-    if record["target"] is not None:
-        target = f"cost to {words(record['metric'])} {record['target']:.4g}, medians of {len(record['seeds'])} seeds"
-    head, rows = _cells(record)
-    table = Table(*head, title=f"trials to {record['conditions']['budget']:g} N; {target}")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def edges(record: Record) -> str:
-    """The methods whose best step size is the smallest or largest that was tried."""
-    return ", ".join(f"{m} ({r['edge']})" for m, r in record["methods"].items() if r["edge"])
-
-
-def finals(record: Record, method: str) -> list[Curve]:
-    """The final runs of a method with its best settings."""
-    best = record["methods"][method]["best"]
-
-    def matches(run: collect.Packed) -> bool:
-        wanted = {"optimizer": method, **best}
-        same = all(run["config"].get(k) == v for k, v in wanted.items() if k in run["config"])
-        return run["name"].startswith(f"{method}-") and same
-
-    return [] if best is None else [collect.unpack(run) for run in record["runs"] if matches(run)]
 
 
 def _trials(record: Record) -> str:
@@ -115,11 +84,6 @@ def _range(counts: Iterable[int]) -> str:
     return str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
 
-def _methods(record: Record) -> list[str]:
-    """In the order of `METHODS`."""
-    return sorted(record["methods"], key=lambda m: METHODS.index(m) if m in METHODS else len(METHODS))
-
-
 def _title(record: Record) -> str:
     conditions = record["conditions"]
     title = [TASKS.get(conditions["task"], conditions["task"])]
@@ -130,7 +94,7 @@ def _title(record: Record) -> str:
 
 
 def _ratios(record: Record, unit: str) -> dict[str, float]:
-    ratios = {m: record["methods"][m].get(f"{unit}_ratio") for m in _methods(record)}
+    ratios = {m: record["methods"][m].get(f"{unit}_ratio") for m in tuned.methods(record)}
     return {m: r for m, r in ratios.items() if r is not None}
 
 
@@ -168,47 +132,13 @@ def _section(name: str, record: Record) -> str:
     parts = [f"### {_title(record)}\n", f"{budgets} ([results/tune/{name}.json](../results/tune/{name}.json)).\n"]
     if record["target"] is not None:
         parts.append(f"Target: {metric} {number(record['target'], 4)}.\n")
-    parts += [markdown_table(*_cells(record)), _conclusion(record)]
+    parts += [markdown_table(*tuned.table(record)), _conclusion(record)]
     parts += [_close(record)] if record["metric"] == "gap" else []
-    if any(finals(record, m) for m in record["methods"]):
+    if any(tuned.finals(record, m) for m in record["methods"]):
         parts.append(f"![{_title(record)}: final runs, {metric} over queries](../results/tune/{name}.png)\n")
-    if edge := edges(record):
+    if edge := tuned.edges(record):
         parts.append(f"At the edge of the step sizes that were tried, so that more trials might help: {edge}.\n")
     return "\n".join(parts)
-
-
-def _cells(record: Record) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table of methods."""
-    second = SECOND.get(record["conditions"]["task"])
-    head = ["method", "best settings", "trial's loss", "seeds", "lowest loss"]
-    head += [f"{SECOND_NAMES[second]} at the end (best)"] if second else []
-    rows = []
-    for method in _methods(record):
-        costs = record["methods"][method]
-        each, lowest = costs.get("each", []), [x for x in costs.get("lowest", []) if x is not None]
-        cells = [method, _settings(costs["best"]), number(costs["loss"], 4), f"{len(each)} of {len(record['seeds'])}"]
-        cells.append(number(statistics.median(lowest), 4) if lowest else "-")
-        cells += [_at_the_end(finals(record, method), second)] if second else []
-        cells.append("-" if not each else "not reached" if costs["queries"] is None else number(costs["queries"]))
-        rows.append([*cells, *(number(costs.get(f"{unit}_ratio"), 2) for unit in ("queries", "seconds"))])
-    return [*head, "queries / N", "ratio", "seconds' ratio"], rows
-
-
-def _settings(best: Settings | None) -> str:
-    if best is None:
-        return "all diverged"
-    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in best.items())
-
-
-def _at_the_end(curves: list[Curve], metric: str) -> str:
-    """Medians over the seeds that did not diverge, of the last value and of the best."""
-    values = [c.series("queries", metric)[1] for c in curves if c.status == "finished"]
-    best = min if metric == "valid_loss" else max
-    pairs = [(v[-1], best(v)) for v in values if v]
-    if not pairs:
-        return "-"
-    last, top = (second_text(statistics.median(column), metric) for column in zip(*pairs, strict=True))
-    return f"{last} ({top})"
 
 
 def _conclusion(record: Record) -> str:
@@ -224,7 +154,7 @@ def _conclusion(record: Record) -> str:
 
 def _close(record: Record) -> str:
     """Queries to f - f* = 1e-5, which the best plain method need not have reached."""
-    curves = {m: finals(record, m) for m in _methods(record)}
+    curves = {m: tuned.finals(record, m) for m in tuned.methods(record)}
     costs = {m: median_cost(c, "gap", CLOSE) for m, c in curves.items() if c}
     each = ", ".join(f"{m} not reached" if c is None else f"{m} {number(c)} N" for m, c in costs.items())
     sparse = min((c for m, c in costs.items() if c is not None and m.startswith("sparse")), default=None)
