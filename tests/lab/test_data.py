@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pooch", reason="needs the extra [lab]")
+pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from spidersilk.lab.data import files
 from spidersilk.lab.data import sets as data
@@ -114,12 +114,17 @@ def test_what_is_missing_is_downloaded_checked_and_kept(tmp_path: Path, server: 
     assert (tmp_path / "cache" / "data" / "set" / "part.txt").read_bytes() == CONTENT
     (tmp_path / "web" / "part.txt").unlink()
     assert files.read(file) == CONTENT  # from the cache
+    (tmp_path / "web" / "pressed.txt.gz").write_bytes(gzip.compress(CONTENT))
+    assert files.read(File("set/pressed.txt", PLAIN.sha256, server + "pressed.txt.gz")) == CONTENT
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("in/other.txt", CONTENT)
+        archive.writestr("in/more.txt", CONTENT)
     (tmp_path / "web" / "all.zip").write_bytes(packed.getvalue())
     digest = "md5:" + hashlib.md5(packed.getvalue()).hexdigest()
     assert files.read(File("set/other.txt", None, server + "all.zip", "in/other.txt", digest)) == CONTENT
+    (tmp_path / "web" / "all.zip").unlink()
+    assert files.read(File("set/more.txt", None, server + "all.zip", "in/more.txt", digest)) == CONTENT
 
 
 def test_a_wrong_download_is_refused_and_not_kept(tmp_path: Path, server: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,18 +15,7 @@ import torch
 from torch import Tensor
 
 from spidersilk.lab.data.files import DataError, read
-from spidersilk.lab.data.published import (
-    CIFAR10,
-    LIBSVM,
-    ML_100K,
-    MNIST,
-    PTB,
-    SVHN_MAT,
-    SVHN_RECROPPED,
-    cifar_train,
-    ml_1m_file,
-    only_recropped,
-)
+from spidersilk.lab.data.published import files_like, image_files, ratings_file
 
 
 @dataclass(frozen=True)
@@ -41,12 +31,11 @@ class Images:
 
 def mnist(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
     """MNIST as 3 x 32 x 32: the digit in the middle, the same in all three channels."""
-    parts = []
-    for images, labels in (MNIST["train"], MNIST["test"]):
-        pixels = _idx(read(images, data_dir), images.path, 3)
-        padded = np.pad(pixels, ((0, 0), (2, 2), (2, 2)))
+    parts, files = [], image_files("mnist")
+    for images, labels in zip(files[::2], files[1::2], strict=True):
+        padded = np.pad(_idx(read(images, data_dir), images.path, 3), ((0, 0), (2, 2), (2, 2)))
         x = torch.from_numpy(padded)[:, None].expand(-1, 3, -1, -1).contiguous()
-        y = torch.from_numpy(_idx(read(labels, data_dir), labels.path, 1).astype(np.int64))
+        y = _labels(_idx(read(labels, data_dir), labels.path, 1))
         parts += [x, _matching(x, y, labels.path)]
     return Images("MNIST", *parts)
 
@@ -63,13 +52,10 @@ def _idx(content: bytes, name: str, dimensions: int) -> np.ndarray:
 
 def cifar10(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
     """CIFAR-10; only as many of the five training files are read as hold `train_samples`."""
+    records = [_records(read(file, data_dir), file.path) for file in image_files("cifar10", train_samples)]
     parts = []
-    for files in (cifar_train(train_samples), CIFAR10["test"]):
-        records = np.concatenate([_records(read(file, data_dir), file.path) for file in files])
-        parts += [
-            torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy()),
-            torch.from_numpy(records[:, 0].astype(np.int64)),
-        ]
+    for part in (np.concatenate(records[:-1]), records[-1]):
+        parts += [torch.from_numpy(part[:, 1:].reshape(-1, 3, 32, 32).copy()), _labels(part[:, 0])]
     return Images("CIFAR-10", *parts)
 
 
@@ -81,14 +67,15 @@ def _records(content: bytes, name: str) -> np.ndarray:
 
 def svhn(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
     """The published .mat files, or the re-cropped subset if only that is available; `name` says which."""
-    if not only_recropped(data_dir):
-        parts = [t for part in ("train", "test") for t in svhn_mat(read(SVHN_MAT[part], data_dir), SVHN_MAT[part].path)]
-        return Images("SVHN", *parts)
+    files = image_files("svhn", data_dir=data_dir)
+    contents = [read(file, data_dir) for file in files]
+    if len(files) == 2:
+        return Images("SVHN", *svhn_mat(contents[0], files[0].path), *svhn_mat(contents[1], files[1].path))
+    train_x, train_y, test_x, test_y = (np.load(io.BytesIO(content), allow_pickle=False) for content in contents)
     parts = []
-    for part in ("train", "test"):
-        pixels, labels = (np.load(io.BytesIO(read(f, data_dir)), allow_pickle=False) for f in SVHN_RECROPPED[part])
+    for pixels, labels, file in ((train_x, train_y, files[1]), (test_x, test_y, files[3])):
         x = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-        parts += [x, _matching(x, torch.from_numpy(labels.astype(np.int64)) % 10, SVHN_RECROPPED[part][1].path)]
+        parts += [x, _matching(x, _labels(labels) % 10, file.path)]
     return Images("SVHN, re-cropped, 18k train subset", *parts)
 
 
@@ -104,8 +91,7 @@ def svhn_mat(content: bytes, name: str) -> tuple[Tensor, Tensor]:
     whole = pixels.ndim == 4 and pixels.shape[:3] == (32, 32, 3) and pixels.dtype == np.uint8
     if not whole or len(labels) != pixels.shape[3]:
         raise DataError(f"{name}: X is {pixels.shape} and y {labels.shape}, not 32 x 32 x 3 x N bytes and N labels")
-    x = torch.from_numpy(pixels.transpose(3, 2, 0, 1).copy())
-    return x, torch.from_numpy(labels.astype(np.int64)) % 10
+    return torch.from_numpy(pixels.transpose(3, 2, 0, 1).copy()), _labels(labels) % 10
 
 
 def digits(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
@@ -116,9 +102,12 @@ def digits(data_dir: Path | str | None = None, train_samples: int | None = None)
     x = torch.from_numpy(np.round(pixels * 255 / 16).astype(np.uint8)).view(-1, 1, 8, 8)
     x = x.repeat_interleave(4, 2).repeat_interleave(4, 3).expand(-1, 3, -1, -1).contiguous()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    y = torch.from_numpy(labels.astype(np.int64))
-    train, test = order[:1437], order[1437:]
+    y, train, test = _labels(labels), order[:1437], order[1437:]
     return Images("digits", x[train], y[train], x[test], y[test])
+
+
+def _labels(numbers: np.ndarray) -> Tensor:
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
 def _matching(x: Tensor, y: Tensor, name: str) -> Tensor:
@@ -139,14 +128,12 @@ def ptb(data_dir: Path | str | None = None, vocabulary: int = 10_000) -> tuple[d
 
     A vocabulary smaller than the 10,000 of the text keeps the most frequent words, and the others become <unk>.
     """
-    texts = {part: read(file, data_dir).decode().replace("\n", " <eos> ").split() for part, file in PTB.items()}
-    return number_tokens(texts, vocabulary)
+    texts = [read(file, data_dir).decode().replace("\n", " <eos> ").split() for file in files_like("ptb/*")]
+    return number_tokens(dict(zip(("train", "valid", "test"), texts, strict=True)), vocabulary)
 
 
 def number_tokens(texts: dict[str, list[str]], vocabulary: int) -> tuple[dict[str, Tensor], list[str]]:
-    counts: dict[str, int] = {}
-    for word in texts["train"]:
-        counts[word] = counts.get(word, 0) + 1
+    counts = Counter(texts["train"])
     words = sorted(counts, key=lambda word: (-counts[word], word))
     if vocabulary < len(words):
         words = words[:vocabulary]
@@ -159,10 +146,8 @@ def number_tokens(texts: dict[str, list[str]], vocabulary: int) -> tuple[dict[st
 
 def movielens(size: str = "100k", data_dir: Path | str | None = None) -> tuple[Tensor, int, int]:
     """User and item of every rating (implicit feedback), numbered from 0; the counts of users and items."""
-    if size == "100k":
-        file, separator, expected = ML_100K, "\t", 100_000
-    else:
-        file, separator, expected = ml_1m_file(data_dir), "::", 1_000_209
+    file = ratings_file(size, data_dir)
+    separator, expected = ("\t", 100_000) if size == "100k" else ("::", 1_000_209)
     rows = [line.split(separator)[:2] for line in read(file, data_dir).decode("latin-1").splitlines() if line]
     try:
         pairs = torch.tensor([[int(user), int(item)] for user, item in rows])
@@ -172,6 +157,10 @@ def movielens(size: str = "100k", data_dir: Path | str | None = None) -> tuple[T
         raise DataError(f"{file.path}: {len(pairs):,} ratings, not {expected:,}: it is cut short or altered")
     users, items = (torch.unique(pairs[:, i], return_inverse=True) for i in (0, 1))
     return torch.stack([users[1], items[1]], dim=1), len(users[0]), len(items[0])
+
+
+LIBSVM = {"a9a": (32_561, 123), "w8a": (49_749, 300)}  # the numbers of samples and of features
+BINARY = ("breast-cancer", "digits", "mnist", *LIBSVM)
 
 
 def binary(name: str, data_dir: Path | str | None = None) -> tuple[Tensor, Tensor]:
@@ -196,16 +185,12 @@ def binary(name: str, data_dir: Path | str | None = None) -> tuple[Tensor, Tenso
 def _libsvm(name: str, data_dir: Path | str | None) -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_svmlight_file
 
-    file, samples, features = LIBSVM[name]
+    (file,), (samples, features) = files_like(f"{name}/*"), LIBSVM[name]
     try:
         matrix, labels = load_svmlight_file(io.BytesIO(read(file, data_dir)), n_features=features)[:2]
     except ValueError as error:
         raise DataError(f"{file.path}: not LIBSVM text with {features} features ({error}): get it again") from error
     if matrix.shape[0] != samples or not set(np.unique(labels)) <= {-1.0, 1.0}:
-        raise DataError(
-            f"{file.path}: {matrix.shape[0]:,} rows, not {samples:,} of labels -1 and 1: cut short or altered"
-        )
+        found = f"{matrix.shape[0]:,} rows, not {samples:,} of labels -1 and 1"
+        raise DataError(f"{file.path}: {found}: cut short or altered")
     return torch.from_numpy(matrix.toarray()), torch.from_numpy(labels)
-
-
-BINARY = ("breast-cancer", "digits", "mnist", "a9a", "w8a")

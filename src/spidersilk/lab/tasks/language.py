@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
-from spidersilk.lab.data.published import PTB
+from spidersilk.lab.data.published import files_like
 from spidersilk.lab.data.sets import ptb
 from spidersilk.lab.tasks import Options, Task, register
 from spidersilk.lab.tasks import State as Saved
 from spidersilk.loop.batches import Anchor, Small
-from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
-from spidersilk.operator.stream import fresh_seed
+from spidersilk.loop.lengths import InnerLength
+from spidersilk.loop.loader import AnchorLoader
+from spidersilk.parallel.workers import Portion
 
 State = tuple[Tensor, Tensor]
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -41,52 +42,33 @@ class LanguageModel(nn.Module):
 class Chunks:
     """Chunks of the two matrices in turn: Z_2 at anchors, Z_1 at small steps, each advancing when it is used.
 
-    A batch is (which, number of the chunk): the text stays in the task. As printed, Algorithm 2 takes chunk t mod l of
-    both, so that with m = 2 half of each is never seen: `printed` does that.
+    A batch is (which, number of the chunk): the text stays in the task. `order` says when an anchor comes; its batches
+    are not looked at. As printed, Algorithm 2 takes chunk t mod l of both, so that with m = 2 half of each is not seen.
     """
 
-    def __init__(self, lengths: dict[str, int], rows: dict[str, int], inner: InnerLength, seed: int, printed: bool):
-        self.lengths, self.rows, self.inner, self.seed, self.printed = lengths, rows, inner, seed, printed
-        self.step, self.loop, self.left = 0, 0, 0
+    def __init__(self, order: AnchorLoader, lengths: dict[str, int]):
+        self.order, self.lengths = order, lengths
         self.used = {"large": 0, "small": 0}
 
-    def __iter__(self) -> Iterator[tuple[tuple[str, int], Anchor | Small | bool]]:
-        adaptive = self.inner if isinstance(self.inner, Adaptive) else None
-        while True:
-            is_anchor: Anchor | Small | bool = False
-            which = "small"
-            if self.left == 0:
-                length = self._length()
-                is_anchor, which = Anchor(idle=length == 0), "large"
-                self.loop, self.left = self.loop + 1, max(length, 1)
-            elif adaptive is not None:
-                is_anchor = Small(adaptive, self.rows["small"], self.rows["large"], self._end_loop)
-            chunk = (self.step if self.printed else self.used[which]) % self.lengths[which]
-            self.step, self.left = self.step + 1, self.left - 1
+    def __iter__(self) -> Iterator[tuple[tuple[str, int], Anchor | Small | Portion | bool]]:
+        for _, is_anchor in self.order:
+            which = "large" if is_anchor else "small"
             self.used[which] += 1
-            yield (which, chunk), is_anchor
-
-    def _length(self) -> int:
-        if isinstance(self.inner, Adaptive):
-            return self.inner.ceiling or 10**12
-        return self.inner.length(self.seed, self.loop)
-
-    def _end_loop(self) -> None:
-        self.left = 0
+            yield (which, (self.used[which] - 1) % self.lengths[which]), is_anchor
 
     def state_dict(self) -> Saved:
-        return {"seed": self.seed, "step": self.step, "loop": self.loop, "left": self.left, **self.used}
+        return {"order": self.order.state_dict(), "used": dict(self.used)}
 
     def load_state_dict(self, state: Saved) -> None:
-        self.seed, self.step, self.loop, self.left = (state[k] for k in ("seed", "step", "loop", "left"))
-        self.used = {which: state[which] for which in self.used}
+        self.order.load_state_dict(state["order"])
+        self.used = dict(state["used"])
 
 
 @register
 class Language(Task):
     name = "language"
     about = "LSTM language model on PTB (Algorithm 2), vocabulary 1000 or 10000"
-    options: ClassVar[Options] = {"vocabulary": 1000, "embedding": 128, "hidden": 1024, "length": 35, "printed": False,
+    options: ClassVar[Options] = {"vocabulary": 1000, "embedding": 128, "hidden": 1024, "length": 35,
                                   "train_tokens": None, "eval_tokens": 20_000, "eval_pieces": 100}  # fmt: skip
     settings: ClassVar[Options] = {"lr": 0.2, "anchor_batch_size": 40, "batch_size": 20, "inner_steps": 2}
 
@@ -102,7 +84,7 @@ class Language(Task):
 
     @classmethod
     def files(cls, options: Options) -> list[File]:
-        return list(PTB.values())
+        return files_like("ptb/*")
 
     def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> Chunks:
         self.rows = {"large": anchor, "small": small}
@@ -110,7 +92,8 @@ class Language(Task):
         self.state = {which: self._zero_state(rows) for which, rows in self.rows.items()}
         self.old_state = self.state["small"]
         lengths = {which: self._chunks(matrix) for which, matrix in self.matrix.items()}
-        return Chunks(lengths, self.rows, as_inner_length(inner), fresh_seed(generator), self.given["printed"])
+        order = AnchorLoader(torch.empty(self.samples), anchor, small, inner, loops=10**9, generator=generator)
+        return Chunks(order, lengths)
 
     def _matrix(self, text: Tensor, rows: int) -> Tensor:
         """The text as `rows` contiguous rows."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File, cache_folder
-from spidersilk.lab.data.published import LIBSVM, image_files
+from spidersilk.lab.data.published import files_like
 from spidersilk.lab.data.sets import BINARY, binary
 from spidersilk.lab.tasks import Options, Task, nearest, register
 
@@ -43,8 +43,7 @@ class Logistic(Task):
 
     @classmethod
     def files(cls, options: Options) -> list[File]:
-        name = options["data"]
-        return [LIBSVM[name][0]] if name in LIBSVM else image_files(name) if name == "mnist" else []
+        return files_like(f"{options['data']}/*")
 
     def loss(self, batch: Tensor, point: str | None) -> Tensor:
         return F.softplus(-self.linear(batch)).mean() + 0.5 * self.lam * self.linear.weight.square().sum()

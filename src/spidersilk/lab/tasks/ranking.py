@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
-from spidersilk.lab.data.published import ML_100K, ml_1m_file
+from spidersilk.lab.data.published import ratings_file
 from spidersilk.lab.data.sets import movielens
 from spidersilk.lab.tasks import Options, Task, register
 
@@ -63,7 +63,7 @@ class Ranking(Task):
 
     @classmethod
     def files(cls, options: Options) -> list[File]:
-        return [ML_100K if str(options["data"]) == "100k" else ml_1m_file(None)]
+        return [ratings_file(str(options["data"]))]
 
     def _negatives(self, users: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """For each user an item without a rating in training: the first such of eight draws."""
