@@ -90,7 +90,6 @@ def is_done(config: RunConfig, known: dict[str, Packed]) -> bool:
 def save(path: Path, runs: Iterable[Packed]) -> Path:
     """Write the runs, merged with those in the file."""
     merged = merge(load(path), runs)
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(merged[name]) for name in sorted(merged))  # a line each keeps diffs readable
     write_atomically(path, f'{{"runs": [\n{lines}\n]}}\n'.encode())
     return path

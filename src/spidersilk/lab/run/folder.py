@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from spidersilk.lab.data.files import write_atomically as write_atomically
 from spidersilk.lab.run.config import RunConfig, from_yaml
 
 FINISHED = ("finished", "diverged")  # the statuses of a run that will not go on
@@ -20,16 +21,6 @@ Summary = dict[str, Any]
 
 class RunError(RuntimeError):
     """A run cannot start or go on; the message says why and what to do."""
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file such that a reader sees either the old content or the new one."""
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
 
 
 class RunFolder:
@@ -44,7 +35,6 @@ class RunFolder:
             saved = json.loads(summary.read_text())
             if saved["status"] in FINISHED:
                 return saved
-        self.path.mkdir(parents=True, exist_ok=True)
         settings = self.path / "config.yaml"
         if not settings.is_file():
             write_atomically(settings, config.to_yaml().encode())

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spidersilk.lab.tasks import Batches
 from spidersilk.loop.loader import AnchorLoader
 from spidersilk.parallel import launch
 from spidersilk.parallel.workers import Workers, as_workers
@@ -60,14 +59,12 @@ class Team:
             raise error
         return result
 
-    def split(self, batches: Batches, task: str) -> None:
+    def split(self, batches: object, task: str) -> None:
         """Each rank takes its part of every batch."""
         if self.world == 1:
             return
         if not isinstance(batches, AnchorLoader):
-            raise ValueError(
-                f"the task {task!r} cannot be split over ranks, as its batches follow each other: run it alone"
-            )
+            raise ValueError(f"the task {task!r} cannot be split over ranks, as its batches follow each other")
         batches.split_over(self.group)
 
     def total(self, is_anchor: object, size: int) -> int:

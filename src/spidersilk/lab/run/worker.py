@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import threading
+import time
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -16,7 +18,8 @@ from spidersilk.lab.data.files import DataError
 from spidersilk.lab.run import runner
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.folder import RunError, Summary
-from spidersilk.lab.run.runner import Progress
+
+GRACE = 30.0  # seconds in which a run must end when its time is over
 
 
 @dataclass(frozen=True)
@@ -24,31 +27,33 @@ class Job:
     config: RunConfig
     folder: Path
     resume: bool
-    until: float | None
+    until: float
+    threads: int
 
+    def do(self, report: runner.Report) -> Summary:
+        """Do the run; one that cannot be done has the status "failed" and the reason."""
+        try:
+            return runner.run(self.config, self.folder, resume=self.resume, report=report, until=self.until)
+        except (DataError, ValueError, RunError, OSError) as error:
+            return self.without_result("failed", str(error).replace("\n", " ") or type(error).__name__)
 
-def do(job: Job, report: runner.Report) -> Summary:
-    """Do one run; a run that cannot be done has the status "failed" and the reason."""
-    try:
-        return runner.run(job.config, job.folder, resume=job.resume, report=report, until=job.until)
-    except (DataError, ValueError, RunError, OSError) as error:
-        return without_result(job.config, "failed", str(error).replace("\n", " ") or type(error).__name__)
-
-
-def without_result(config: RunConfig, status: str, reason: str) -> Summary:
-    return {"status": status, "reason": reason, "task": config.task, "optimizer": config.optimizer, "last": {}}
+    def without_result(self, status: str, reason: str) -> Summary:
+        told = {"task": self.config.task, "optimizer": self.config.optimizer}
+        return {"status": status, "reason": reason, **told, "last": {}}
 
 
 def serve(connection: Connection) -> None:
     """Answer each Job with Progress, often, and then with its summary.
 
-    An exception that `do` does not expect is sent as text and ends the process: the CUDA context may be broken.
+    An exception that `Job.do` does not expect is sent as text and ends the process: the CUDA context may be broken.
     """
     with contextlib.suppress(EOFError):  # the other end was closed
         while True:
-            job = connection.recv()
+            job: Job = connection.recv()
+            if "OMP_NUM_THREADS" not in os.environ:
+                torch.set_num_threads(job.threads)
             try:
-                summary = do(job, connection.send)
+                summary = job.do(connection.send)
             except Exception as error:
                 connection.send(f"{type(error).__name__}: {error}")
                 return
@@ -59,38 +64,65 @@ def serve(connection: Connection) -> None:
 
 
 class Worker:
-    """The other end: starts the process, sends it jobs and reads its answers. `number` is that of the job, if any."""
+    """The other end: starts the process, sends it jobs and reads its answers."""
 
-    def __init__(self, threads: int):
+    def __init__(self) -> None:
         context = get_context("spawn")
         self.connection, other = context.Pipe()
         self.process = context.Process(target=serve, args=(other,))
-        self.number: int | None = None
-        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        os.environ.update(dict.fromkeys(before, before["OMP_NUM_THREADS"] or str(threads)))  # the process reads them
         self.process.start()
-        for name, value in before.items():
-            os.environ.pop(name)
-            os.environ.update({} if value is None else {name: value})
         other.close()
 
-    def start(self, number: int, job: Job) -> None:
-        self.number = number
-        self.connection.send(job)
-
-    def answer(self) -> Progress | Summary | str | None:
-        """The latest answer; None if there is none since the last call, a text if the process has ended."""
-        answer = None
+    def do(self, job: Job, report: runner.Report) -> Summary:
+        """Do the run in the process, which has ended afterwards if something went wrong with it."""
         try:
-            while self.connection.poll() and not isinstance(answer, dict | str):
+            self.connection.send(job)
+            answer = None
+            while not isinstance(answer, dict | str):
+                while not self.connection.poll(1.0):
+                    if time.time() > job.until + GRACE:
+                        self.kill()
+                        return job.without_result("stopped", "it did not end in time")
                 answer = self.connection.recv()
+                if isinstance(answer, runner.Progress):
+                    report(answer)
         except (EOFError, OSError):
             answer = "the process died"
-        if isinstance(answer, str):
-            self.process.join()
-        return answer
+        if isinstance(answer, dict):
+            return answer
+        self.kill()
+        return job.without_result("failed", answer)
 
-    def close(self) -> None:
+    def kill(self) -> None:
         self.process.kill()
         self.process.join()
-        self.connection.close()
+
+
+class Pool:
+    """Worker processes for the threads of a batch, which can outlive it; a context manager that ends them."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+        self.idle: list[Worker] = []
+        self.lock = threading.Lock()
+
+    def do(self, job: Job, report: runner.Report) -> Summary:
+        """Do a run in an idle process, or in a new one."""
+        with self.lock:
+            if not self.idle:
+                self.idle.append(Worker())
+                self.workers += self.idle
+            worker = self.idle.pop()
+        summary = worker.do(job, report)
+        if worker.process.is_alive():
+            self.idle.append(worker)
+        return summary
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            for worker in self.workers:
+                worker.kill()
+            self.workers, self.idle = [], []

@@ -6,29 +6,19 @@ import difflib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from spidersilk.lab.data.files import DataError, File, locate, read
-from spidersilk.loop.batches import Anchor, Small
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.loop.loader import AnchorLoader
-from spidersilk.parallel.workers import Portion
 
 State = dict[str, Any]
 Options = dict[str, Any]
-
-
-class Batches(Protocol):
-    """An endless iterator of (batch, is_anchor) that can be saved and resumed; AnchorLoader is one."""
-
-    def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | Portion | bool]]: ...
-    def state_dict(self) -> State: ...
-    def load_state_dict(self, state: State, /) -> None: ...
 
 
 class Task(ABC):
@@ -58,6 +48,13 @@ class Task(ABC):
         self.given = self.options | options
         self.data_dir, self.device = data_dir, device
 
+    def chosen(self, key: str, known: Iterable[str]) -> str:
+        """The option `key`, which must be one of `known`."""
+        value = str(self.given[key])
+        if value not in known:
+            raise ValueError(f"{key} = {self.given[key]!r} is not known{nearest(value, known)}")
+        return value
+
     @classmethod
     def files(cls, options: Options) -> list[File]:
         """The files that a run with these options reads; none for embedded data."""
@@ -74,8 +71,11 @@ class Task(ABC):
             return str(error)
         return None
 
-    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> Batches:
-        """The batches of a run: `anchor` samples at anchors, `small` at small steps."""
+    def batches(self, anchor: int | None, small: int, inner: int | InnerLength, generator: torch.Generator) -> Any:
+        """What yields (batch, is_anchor) without end and can be saved and resumed: an AnchorLoader, or alike.
+
+        There are `anchor` samples at anchors (None: all) and `small` at small steps.
+        """
         return AnchorLoader(self.train, anchor, small, inner, loops=10**9, generator=generator)
 
     def size(self, batch: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,8 @@ from spidersilk.lab.data.published import files_like
 from spidersilk.lab.data.sets import ptb
 from spidersilk.lab.tasks import Options, Task, register
 from spidersilk.lab.tasks import State as Saved
-from spidersilk.loop.batches import Anchor, Small
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.loop.loader import AnchorLoader
-from spidersilk.parallel.workers import Portion
 
 State = tuple[Tensor, Tensor]
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -50,7 +48,7 @@ class Chunks:
         self.order, self.lengths = order, lengths
         self.used = {"large": 0, "small": 0}
 
-    def __iter__(self) -> Iterator[tuple[tuple[str, int], Anchor | Small | Portion | bool]]:
+    def __iter__(self) -> Iterator[tuple[tuple[str, int], Any]]:
         for _, is_anchor in self.order:
             which = "large" if is_anchor else "small"
             self.used[which] += 1
@@ -86,22 +84,21 @@ class Language(Task):
     def files(cls, options: Options) -> list[File]:
         return files_like("ptb/*")
 
-    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> Chunks:
-        self.rows = {"large": anchor, "small": small}
+    def batches(self, anchor: int | None, small: int, inner: int | InnerLength, generator: torch.Generator) -> Chunks:
+        self.rows = {"large": anchor or self.samples, "small": small}
         self.matrix = {which: self._matrix(self.text["train"], rows) for which, rows in self.rows.items()}
         self.state = {which: self._zero_state(rows) for which, rows in self.rows.items()}
         self.old_state = self.state["small"]
         lengths = {which: self._chunks(matrix) for which, matrix in self.matrix.items()}
-        order = AnchorLoader(torch.empty(self.samples), anchor, small, inner, loops=10**9, generator=generator)
+        order = AnchorLoader(torch.empty(self.samples), *self.rows.values(), inner, loops=10**9, generator=generator)
         return Chunks(order, lengths)
 
     def _matrix(self, text: Tensor, rows: int) -> Tensor:
         """The text as `rows` contiguous rows."""
         columns = len(text) // rows
         if columns <= self.given["length"]:
-            raise ValueError(
-                f"{len(text)} tokens in {rows} rows leave {columns} each: lower the batch size or `length`"
-            )
+            short = f"{len(text)} tokens in {rows} rows leave {columns} each"
+            raise ValueError(f"{short}: lower the batch size or `length`")
         return text[: rows * columns].view(rows, columns).to(self.device)
 
     def _chunks(self, matrix: Tensor) -> int:
@@ -170,8 +167,7 @@ class Language(Task):
         return torch.stack([text[i : i + columns] for i in starts]).to(self.device)
 
     def state_dict(self) -> Saved:
-        return {"state": {which: list(state) for which, state in self.state.items()}, "old": list(self.old_state)}
+        return {"state": dict(self.state), "old": self.old_state}
 
     def load_state_dict(self, state: Saved) -> None:
-        self.state = {which: (s[0].to(self.device), s[1].to(self.device)) for which, s in state["state"].items()}
-        self.old_state = state["old"][0].to(self.device), state["old"][1].to(self.device)
+        self.state, self.old_state = dict(state["state"]), state["old"]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from spidersilk.lab.data.files import File, cache_folder
 from spidersilk.lab.data.published import files_like
 from spidersilk.lab.data.sets import BINARY, binary
-from spidersilk.lab.tasks import Options, Task, nearest, register
+from spidersilk.lab.tasks import Options, Task, register
 
 
 @register
@@ -29,11 +29,8 @@ class Logistic(Task):
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
-        name = self.given["data"]
-        if name not in BINARY:
-            raise ValueError(f"data = {name!r} is not known{nearest(str(name), BINARY)}")
-        features, labels = binary(name, data_dir)
-        self.data_name = name
+        self.data_name = self.chosen("data", BINARY)
+        features, labels = binary(self.data_name, data_dir)
         self.train = self.signed = (features * labels[:, None]).to(device)
         self.samples = len(self.signed)
         self.lam = 1 / self.samples

@@ -41,10 +41,9 @@ class Ranking(Task):
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
-        if str(self.given["data"]) not in ("100k", "1m"):
-            raise ValueError(f"data = {self.given['data']!r} is not known; there are '100k', '1m'")
-        pairs, users, items = movielens(str(self.given["data"]), data_dir)
-        self.data_name = f"MovieLens {str(self.given['data']).upper()}"
+        size = self.chosen("data", ("100k", "1m"))
+        pairs, users, items = movielens(size, data_dir)
+        self.data_name = f"MovieLens {size.upper()}"
         generator = torch.Generator().manual_seed(self.given["split_seed"])
         order = torch.randperm(len(pairs), generator=generator)
         test_count = int(len(pairs) * self.given["held_out"])
