@@ -8,7 +8,6 @@ import http.server
 import io
 import lzma
 import math
-import struct
 import tarfile
 import threading
 import zipfile
@@ -176,14 +175,6 @@ def test_archives_are_read_by_member_and_write_nowhere(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("evil*"))
 
 
-def test_idx_structure() -> None:
-    good = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 2, 3) + bytes(range(12))
-    assert data._idx(good, "x", 3).shape == (2, 2, 3)
-    for bad in (good[:-1], good + b"!", b"", bytes([0, 0, 9, 3]) + good[4:]):
-        with pytest.raises(DataError):
-            data._idx(bad, "x", 3)
-
-
 def test_svhn_mat_structure() -> None:
     from scipy.io import savemat
 
@@ -206,12 +197,6 @@ def test_svhn_mat_structure() -> None:
     ):
         with pytest.raises(DataError):
             data.svhn_mat(bad, "m")
-
-
-def test_cifar_records() -> None:
-    with pytest.raises(DataError, match="cut short"):
-        data._records(bytes(3073 * 2 - 1), "b")
-    assert data._records(bytes(3073 * 2), "b").shape == (2, 3073)
 
 
 @pytest.mark.parametrize(("name", "most"), [("fc", 18.234), ("cnn", 15.920), ("resnet18", 23.414)])

@@ -1,8 +1,9 @@
-"""Find a data file, check that it is whole, and download it if it is missing."""
+"""The files of the data sets: find one, check that it is whole, and download it if it is missing."""
 
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import hashlib
 import io
@@ -13,6 +14,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
@@ -45,6 +47,15 @@ class File:
     url: str | None = None
     member: str | None = None
     archive_hash: str | None = None
+
+
+_TABLE = csv.DictReader(Path(__file__).with_name("published.csv").read_text().splitlines())
+FILES = [File(row.pop("path"), **{column: cell or None for column, cell in row.items()}) for row in _TABLE]
+
+
+def files_like(pattern: str) -> list[File]:
+    """The published files with such a path."""
+    return [file for file in FILES if fnmatch(file.path, pattern)]
 
 
 def write_atomically(path: Path, content: bytes) -> None:

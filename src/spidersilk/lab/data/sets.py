@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spidersilk.lab.data.files import DataError, read
-from spidersilk.lab.data.published import files_like, image_files, ratings_file
+from spidersilk.lab.data.files import DataError, File, files_like, locate, read
+
+
+def image_files(name: str, train_samples: int | None = None, data_dir: Path | str | None = None) -> list[File]:
+    """The files from which a data set of `sets.IMAGES` is read, those for training first; none for embedded data.
+
+    For `train_samples`, fewer of CIFAR-10's files may do. SVHN is the re-cropped subset if only that is available.
+    """
+    if name == "cifar10":
+        *train, test = files_like("cifar10/*")
+        return [*train[: -(-(train_samples or 50_000) // 10_000)], test]
+    return _first_available(data_dir, "svhn/*.mat", "svhn/*.npy") if name == "svhn" else files_like(f"{name}/*")
+
+
+def ratings_file(size: str, data_dir: Path | str | None = None) -> File:
+    """MovieLens "100k" or "1m"; of the latter, the ratings without timestamps if only those are available."""
+    if size == "100k":
+        return files_like("*/ml-100k/*")[0]
+    return _first_available(data_dir, "*/ratings.dat", "*/ratings_no_timestamp.dat")[0]
+
+
+def _first_available(data_dir: Path | str | None, *patterns: str) -> list[File]:
+    """The files of the first pattern of which one is available; without any, those of the first pattern."""
+    groups = [files_like(pattern) for pattern in patterns]
+    return next((group for group in groups if any(locate(file, data_dir) for file in group)), groups[0])
 
 
 @dataclass(frozen=True)
@@ -33,36 +55,21 @@ def mnist(data_dir: Path | str | None = None, train_samples: int | None = None) 
     """MNIST as 3 x 32 x 32: the digit in the middle, the same in all three channels."""
     parts, files = [], image_files("mnist")
     for images, labels in zip(files[::2], files[1::2], strict=True):
-        padded = np.pad(_idx(read(images, data_dir), images.path, 3), ((0, 0), (2, 2), (2, 2)))
-        x = torch.from_numpy(padded)[:, None].expand(-1, 3, -1, -1).contiguous()
-        y = _labels(_idx(read(labels, data_dir), labels.path, 1))
-        parts += [x, _matching(x, y, labels.path)]
+        pixels = np.frombuffer(read(images, data_dir), np.uint8, offset=16).reshape(-1, 28, 28)
+        padded = torch.from_numpy(np.pad(pixels, ((0, 0), (2, 2), (2, 2))))
+        parts += [padded[:, None].expand(-1, 3, -1, -1).contiguous()]
+        parts += [_labels(np.frombuffer(read(labels, data_dir), np.uint8, offset=8))]
     return Images("MNIST", *parts)
-
-
-def _idx(content: bytes, name: str, dimensions: int) -> np.ndarray:
-    header = 4 + 4 * dimensions
-    if len(content) < header or content[:4] != bytes([0, 0, 8, dimensions]):
-        raise DataError(f"{name}: not an idx file of bytes with {dimensions} dimensions")
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) != header + int(np.prod(shape)):
-        raise DataError(f"{name}: {len(content):,} bytes do not fit the shape {shape} that it claims: it is cut short")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def cifar10(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
     """CIFAR-10; only as many of the five training files are read as hold `train_samples`."""
-    records = [_records(read(file, data_dir), file.path) for file in image_files("cifar10", train_samples)]
+    contents = [read(file, data_dir) for file in image_files("cifar10", train_samples)]
     parts = []
-    for part in (np.concatenate(records[:-1]), records[-1]):
+    for content in (b"".join(contents[:-1]), contents[-1]):
+        part = np.frombuffer(content, np.uint8).reshape(-1, 3073)
         parts += [torch.from_numpy(part[:, 1:].reshape(-1, 3, 32, 32).copy()), _labels(part[:, 0])]
     return Images("CIFAR-10", *parts)
-
-
-def _records(content: bytes, name: str) -> np.ndarray:
-    if not content or len(content) % 3073:
-        raise DataError(f"{name}: {len(content):,} bytes are not whole records of 3073: it is cut short")
-    return np.frombuffer(content, np.uint8).reshape(-1, 3073)
 
 
 def svhn(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
@@ -71,11 +78,10 @@ def svhn(data_dir: Path | str | None = None, train_samples: int | None = None) -
     contents = [read(file, data_dir) for file in files]
     if len(files) == 2:
         return Images("SVHN", *svhn_mat(contents[0], files[0].path), *svhn_mat(contents[1], files[1].path))
-    train_x, train_y, test_x, test_y = (np.load(io.BytesIO(content), allow_pickle=False) for content in contents)
+    arrays = [np.load(io.BytesIO(content), allow_pickle=False) for content in contents]
     parts = []
-    for pixels, labels, file in ((train_x, train_y, files[1]), (test_x, test_y, files[3])):
-        x = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-        parts += [x, _matching(x, _labels(labels) % 10, file.path)]
+    for pixels, labels in zip(arrays[::2], arrays[1::2], strict=True):
+        parts += [torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), _labels(labels) % 10]
     return Images("SVHN, re-cropped, 18k train subset", *parts)
 
 
@@ -108,12 +114,6 @@ def digits(data_dir: Path | str | None = None, train_samples: int | None = None)
 
 def _labels(numbers: np.ndarray) -> Tensor:
     return torch.from_numpy(numbers.astype(np.int64))
-
-
-def _matching(x: Tensor, y: Tensor, name: str) -> Tensor:
-    if len(x) != len(y):
-        raise DataError(f"{name}: {len(y)} labels for {len(x)} images")
-    return y
 
 
 IMAGES: dict[str, Callable[..., Images]] = {

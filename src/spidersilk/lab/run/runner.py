@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from torch import Tensor
 import spidersilk as silk
 from spidersilk.lab.run import methods
 from spidersilk.lab.run.config import RunConfig
-from spidersilk.lab.run.folder import RunError as RunError
 from spidersilk.lab.run.folder import RunFolder, Summary
 from spidersilk.lab.run.folder import write_atomically as write_atomically
 from spidersilk.lab.run.machine import machine, revision, versions
@@ -28,14 +27,11 @@ from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.theory.planner import theorem_2_inner_steps
 
 
-@dataclass
-class Progress:
+class Progress(NamedTuple):
     """What a progress bar shows."""
 
     queries: float
-    budget: float
     loss: float
-    seconds: float
 
 
 Report = Callable[[Progress], None]
@@ -54,33 +50,27 @@ class _Counters:
 
 
 def run(
-    config: RunConfig, folder: Path, *, resume: bool = False, report: Report | None = None, until: float | None = None
+    config: RunConfig, folder: Path, *, resume: bool = False, report: Report = lambda _: None, until: float = math.inf
 ) -> Summary:
     """Train to the budget; returns the summary. With `resume`, continue from the last checkpoint in the folder.
 
     When `time.time()` passes `until`, the run saves a checkpoint, evaluates once more and ends with the status
     "stopped"; it can be resumed.
     """
-    return Run(config.completed(), folder, until).go(resume, report or (lambda _: None))
+    return Run(config.completed(), folder, until).go(resume, report)
 
 
 class Run:
-    def __init__(self, config: RunConfig, folder: Path, until: float | None = None):
-        self.config, self.folder, self.team = config, RunFolder(folder), team()
-        self.until = math.inf if until is None else until
-        self.counters = _Counters()
-
-    # The whole run.
+    def __init__(self, config: RunConfig, folder: Path, until: float = math.inf):
+        self.config, self.folder, self.until = config, RunFolder(folder), until
+        self.team, self.counters = team(), _Counters()
 
     def go(self, resume: bool, report: Report) -> Summary:
-        checkpoint = self.folder.checkpoint
-        ended, resumes = self.team.from_first(
-            lambda: (self.folder.open(self.config, resume), resume and checkpoint.is_file())
-        )
+        ended = self.team.from_first(lambda: self.folder.open(self.config, resume))
         if ended is not None:
             return ended
         self._build()
-        if resumes:
+        if self.team.from_first(lambda: resume and self.folder.checkpoint.is_file()):
             self._load()
         elif self.team.writes:
             self.folder.metrics.write_bytes(b"")
@@ -106,14 +96,14 @@ class Run:
         self.task: Task = find(config.task)(config.options, config.data_dir, self.device)
         generator = torch.Generator().manual_seed(config.seed)
         method = methods.find(config.optimizer)
-        self.optimizer = method.make(list(self.task.model.parameters()), config.hyperparameters(), generator)
+        self.optimizer = method.make(list(self.task.model.parameters()), config, generator)
         self.task.set_reference(getattr(self.optimizer, "reference", None))
         small = config.batch_size
         assert small is not None
         anchor = small if method.plain else config.anchor_batch_size
         length = self._inner_length(anchor, small, method.plain)
         self.inner = int(length.mean) if math.isfinite(length.mean) else 10
-        self.batches = self.task.batches(anchor, small, length, generator)  # pyright: ignore[reportArgumentType]
+        self.batches = self.task.batches(anchor, small, length, generator)
         self.team.split(self.batches, config.task)
         self.meter, self.line = Meter(self.task.model, self.optimizer), None
         if isinstance(self.optimizer, silk.VarianceReduced):
@@ -135,13 +125,8 @@ class Run:
         length = as_inner_length(inner)
         return Adaptive(**self.config.adaptive) if isinstance(length, Adaptive) else length
 
-    # Training.
-
     def _train(self, report: Report) -> bool:
-        """Train until the budget (True) or the time (False) is spent.
-
-        The clock runs while batches are fetched and steps are taken, not during evaluations and checkpoints.
-        """
+        """Train until the budget (True) or the time (False) is spent. The clock runs during batches and steps alone."""
         counters, config = self.counters, self.config
         batches = iter(self.batches)
         saved_at = counters.seconds
@@ -167,7 +152,7 @@ class Run:
                     self.meter.update_memory(config.memory_decay)
             if counters.updates % 20 == 1 and self.team.writes:
                 with self._paused():
-                    report(Progress(self.epochs, config.budget, float(loss), counters.seconds))
+                    report(Progress(self.epochs, float(loss)))
                     if counters.seconds - saved_at >= config.checkpoint_every:
                         self._save()
                         saved_at = counters.seconds
@@ -186,6 +171,7 @@ class Run:
 
     def _step(self, batch: Any, is_anchor: Any) -> Tensor:
         size = self.task.size(batch)
+        total = self.team.total(is_anchor, size)
         optimizer = self.optimizer
         self.meter.saved_v_norm = None
         self._set_epoch_lr()
@@ -204,10 +190,10 @@ class Run:
                 self.line.step()
         else:
             loss = closure()
-            size = self.team.average(self.task.model.parameters(), is_anchor, size)
+            self.team.average(self.task.model.parameters(), is_anchor, size)
             optimizer.step()
-            self.counters.queries += size
-        self.counters.samples += self.team.total(is_anchor, size)
+            self.counters.queries += total
+        self.counters.samples += total
         self.task.stepped()
         return loss
 
@@ -227,14 +213,11 @@ class Run:
         counters = self.counters
         row = {"queries": self.epochs, **{k: getattr(counters, k) for k in ("samples", "updates", "seconds")}}
         row |= metrics | self.meter.row()
-        if not self.team.writes:
-            return
-        counters.metrics_bytes = self.folder.append(row)
+        if self.team.writes:
+            counters.metrics_bytes = self.folder.append(row)
         if self._tensorboard is not None:
             for name, value in row.items():
                 self._tensorboard.add_scalar(name, value, counters.updates)
-
-    # Stopping and resuming.
 
     def _save(self) -> None:
         state = {name: part.state_dict() for name, part in self._parts().items()}

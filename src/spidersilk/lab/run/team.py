@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,8 +14,6 @@ from torch import Tensor
 from spidersilk.loop.loader import AnchorLoader
 from spidersilk.parallel import launch
 from spidersilk.parallel.workers import Workers, as_workers
-
-T = TypeVar("T")
 
 
 @cache
@@ -42,7 +40,7 @@ class Team:
             raise ValueError(f"device = {wanted!r} under torchrun: its ranks have {self.rank_device}, so leave it out")
         return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
 
-    def from_first(self, do: Callable[[], T]) -> T:
+    def from_first(self, do: Callable[[], Any]) -> Any:
         """Call `do` on rank 0 and return its result on all ranks; what it raises is raised on all."""
         if not isinstance(self.workers, Workers):
             return do()
@@ -64,7 +62,7 @@ class Team:
         if self.world == 1:
             return
         if not isinstance(batches, AnchorLoader):
-            raise ValueError(f"the task {task!r} cannot be split over ranks, as its batches follow each other")
+            raise ValueError(f"the task {task!r} cannot be split over ranks, as its batches are in order: run it alone")
         batches.split_over(self.group)
 
     def total(self, is_anchor: object, size: int) -> int:
@@ -72,12 +70,11 @@ class Team:
         portion = getattr(is_anchor, "portion", None)
         return size if portion is None else portion.total
 
-    def average(self, params: Iterable[Tensor], is_anchor: object, size: int) -> int:
-        """Average the gradients of a plain optimizer over ranks; returns the samples on all of them."""
+    def average(self, params: Iterable[Tensor], is_anchor: object, size: int) -> None:
+        """Average the gradients of a plain optimizer over ranks."""
         if isinstance(self.workers, Workers):
             gradients = [p.grad for p in params if p.grad is not None]
             self.workers.average(gradients, self.workers.share(getattr(is_anchor, "portion", None), size))
-        return self.total(is_anchor, size)
 
 
 def check_command() -> None:

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
-from spidersilk.lab.data.published import image_files
-from spidersilk.lab.data.sets import IMAGES
+from spidersilk.lab.data.sets import IMAGES, image_files
 from spidersilk.lab.tasks import Options, Task, register
 from spidersilk.lab.tasks.models import MODELS
 

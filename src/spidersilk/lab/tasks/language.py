@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.lab.data.files import File
-from spidersilk.lab.data.published import files_like
+from spidersilk.lab.data.files import File, files_like
 from spidersilk.lab.data.sets import ptb
 from spidersilk.lab.tasks import Options, Task, register
 from spidersilk.lab.tasks import State as Saved
@@ -90,7 +89,7 @@ class Language(Task):
         self.state = {which: self._zero_state(rows) for which, rows in self.rows.items()}
         self.old_state = self.state["small"]
         lengths = {which: self._chunks(matrix) for which, matrix in self.matrix.items()}
-        order = AnchorLoader(torch.empty(self.samples), *self.rows.values(), inner, loops=10**9, generator=generator)
+        order = AnchorLoader(torch.empty(self.samples), anchor, small, inner, loops=10**9, generator=generator)
         return Chunks(order, lengths)
 
     def _matrix(self, text: Tensor, rows: int) -> Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
-from spidersilk.lab.data.published import ratings_file
-from spidersilk.lab.data.sets import movielens
+from spidersilk.lab.data.sets import movielens, ratings_file
 from spidersilk.lab.tasks import Options, Task, register
 
 
