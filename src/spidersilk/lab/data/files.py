@@ -12,7 +12,6 @@ import os
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from http.client import HTTPException
@@ -21,12 +20,7 @@ from urllib.request import urlopen
 
 from rich.progress import wrap_file
 
-_OPENERS: dict[str, Callable[[bytes], bytes]] = {
-    "": lambda raw: raw,
-    ".gz": gzip.decompress,
-    ".xz": lzma.decompress,
-    ".bz2": bz2.decompress,
-}
+_OPENERS = {"": bytes, ".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}
 _UNREACHABLE: set[str] = set()  # addresses that failed in this process are not tried again for every run of a batch
 
 
@@ -100,11 +94,9 @@ def read(file: File, data_dir: Path | str | None = None) -> bytes:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): mend its permissions") from error
     content = _decompress(raw, str(path))
-    if _is_altered(content, file.sha256):
-        raise DataError(
-            f"{path}: the content ({len(content):,} bytes) is not that of the published file: it is cut "
-            "short or altered (its SHA-256 differs), so remove it and get it again"
-        )
+    if file.sha256 not in (None, hashlib.sha256(content).hexdigest()):
+        told = f"the content ({len(content):,} bytes) is not that of the published file (its SHA-256 differs)"
+        raise DataError(f"{path}: {told}: it is cut short or altered, so remove it and get it again")
     return content
 
 
@@ -114,10 +106,6 @@ def _decompress(raw: bytes, name: str) -> bytes:
         return _OPENERS.get(suffix, _OPENERS[""])(raw)
     except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
         raise DataError(f"{name}: not a whole {suffix} file ({error}): remove it and get it again") from error
-
-
-def _is_altered(content: bytes, sha256: str | None) -> bool:
-    return sha256 is not None and hashlib.sha256(content).hexdigest() != sha256
 
 
 def _download(file: File, data_dir: Path | str | None) -> bytes:
@@ -131,7 +119,7 @@ def _download(file: File, data_dir: Path | str | None) -> bytes:
         _UNREACHABLE.add(file.url)
         raise DataError(f"{missing}, nor to be had now ({type(error).__name__}): {remedy}") from error
     content = _decompress(raw, file.url) if file.member is None else extract(raw, file.member, file.url)
-    if _is_altered(content, file.sha256):
+    if file.sha256 not in (None, hashlib.sha256(content).hexdigest()):
         raise DataError(f"{file.url}: what came is not the published file (its SHA-256 differs): {remedy}")
     write_atomically(cache_folder() / file.path, content)
     return content

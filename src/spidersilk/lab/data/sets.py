@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -116,11 +115,8 @@ def _labels(numbers: np.ndarray) -> Tensor:
     return torch.from_numpy(numbers.astype(np.int64))
 
 
-IMAGES: dict[str, Callable[..., Images]] = {
-    # The runs of one process share these tensors; no run writes to them.
-    name: lru_cache(maxsize=2)(reader)
-    for name, reader in (("mnist", mnist), ("cifar10", cifar10), ("svhn", svhn), ("digits", digits))
-}
+# The runs of one process share these tensors; no run writes to them.
+IMAGES = {reader.__name__: lru_cache(maxsize=2)(reader) for reader in (mnist, cifar10, svhn, digits)}
 
 
 def ptb(data_dir: Path | str | None = None, vocabulary: int = 10_000) -> tuple[dict[str, Tensor], list[str]]:
@@ -134,13 +130,9 @@ def ptb(data_dir: Path | str | None = None, vocabulary: int = 10_000) -> tuple[d
 
 def number_tokens(texts: dict[str, list[str]], vocabulary: int) -> tuple[dict[str, Tensor], list[str]]:
     counts = Counter(texts["train"])
-    words = sorted(counts, key=lambda word: (-counts[word], word))
-    if vocabulary < len(words):
-        words = words[:vocabulary]
-        if "<unk>" not in words:
-            words[-1] = "<unk>"
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]
     numbers = {word: number for number, word in enumerate(words)}
-    unknown = numbers.get("<unk>", 0)
+    unknown = numbers["<unk>"]  # one of the most frequent words
     return {part: torch.tensor([numbers.get(w, unknown) for w in text]) for part, text in texts.items()}, words
 
 
@@ -149,10 +141,7 @@ def movielens(size: str = "100k", data_dir: Path | str | None = None) -> tuple[T
     file = ratings_file(size, data_dir)
     separator, expected = ("\t", 100_000) if size == "100k" else ("::", 1_000_209)
     rows = [line.split(separator)[:2] for line in read(file, data_dir).decode("latin-1").splitlines() if line]
-    try:
-        pairs = torch.tensor([[int(user), int(item)] for user, item in rows])
-    except ValueError as error:
-        raise DataError(f"{file.path}: a line is not user{separator}item{separator}rating: {error}") from error
+    pairs = torch.tensor([[int(user), int(item)] for user, item in rows])
     if len(pairs) != expected:
         raise DataError(f"{file.path}: {len(pairs):,} ratings, not {expected:,}: it is cut short or altered")
     users, items = (torch.unique(pairs[:, i], return_inverse=True) for i in (0, 1))

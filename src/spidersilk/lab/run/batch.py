@@ -15,17 +15,17 @@ from itertools import repeat
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from spidersilk.lab.data.files import DataError
 from spidersilk.lab.run import runner
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.folder import RunError, Summary
-from spidersilk.lab.run.runner import Progress, Report
+from spidersilk.lab.run.runner import Report
 
 GRACE = 30.0  # seconds in which a run must end when its time is over
 
@@ -46,15 +46,14 @@ class Job:
             return self.without_result("failed", str(error).replace("\n", " ") or type(error).__name__)
 
     def without_result(self, status: str, reason: str) -> Summary:
-        told = {"task": self.config.task, "optimizer": self.config.optimizer}
-        return {"status": status, "reason": reason, **told, "last": {}}
+        config = self.config
+        return {"status": status, "reason": reason, "task": config.task, "optimizer": config.optimizer, "last": {}}
 
 
 def serve(connection: Connection) -> None:
-    """In a process of its own: answer each Job with Progress, often, and then with its summary.
+    """In a process of its own: answer each Job with its progress, often, and then with its summary.
 
-    It does one after the other, as starting Python, torch and CUDA takes longer than a short run. An exception that
-    `Job.do` does not expect is sent as text and ends the process: the CUDA context may be broken.
+    It does one after the other, as starting Python, torch and CUDA takes longer than a short run.
     """
     with contextlib.suppress(EOFError):  # the other end was closed
         while True:
@@ -64,8 +63,7 @@ def serve(connection: Connection) -> None:
             try:
                 summary = job.do(connection.send)
             except Exception as error:
-                connection.send(f"{type(error).__name__}: {error}")
-                return
+                summary = job.without_result("failed", f"{type(error).__name__}: {error}")
             gc.collect()
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
@@ -83,35 +81,33 @@ class Worker:
         other.close()
 
     def do(self, job: Job, report: Report) -> Summary:
-        """Do the run in the process, which has ended afterwards if something went wrong with it."""
+        """Do the run in the process, which is killed if something went wrong: its CUDA context may be broken."""
         try:
             self.connection.send(job)
-            answer = None
-            while not isinstance(answer, dict | str):
-                while not self.connection.poll(1.0):
-                    if time.time() > job.until + GRACE:
-                        self.kill()
-                        return job.without_result("stopped", "it did not end in time")
-                answer = self.connection.recv()
-                if isinstance(answer, Progress):
-                    report(answer)
+            while isinstance(answer := self._answer(job), tuple):
+                report(answer)
         except (EOFError, OSError):
-            answer = "the process died"
-        if isinstance(answer, dict):
-            return answer
-        self.kill()
-        return job.without_result("failed", answer)
+            answer = job.without_result("failed", "the process died")
+        if answer["status"] in ("stopped", "failed"):
+            self.kill()
+        return answer
+
+    def _answer(self, job: Job) -> Any:
+        while not self.connection.poll(1.0):
+            if time.time() > job.until + GRACE:
+                return job.without_result("stopped", "it did not end in time")
+        return self.connection.recv()
 
     def kill(self) -> None:
         self.process.kill()
         self.process.join()
 
 
-class Pool:
-    """Worker processes for the threads of a batch, which can outlive it; a context manager that ends them."""
+class Pool(contextlib.ExitStack):
+    """Worker processes for the threads of a batch, which can outlive it; they are killed at the context's end."""
 
     def __init__(self) -> None:
-        self.workers: list[Worker] = []
+        super().__init__()
         self.idle: list[Worker] = []
         self.lock = threading.Lock()
 
@@ -120,21 +116,12 @@ class Pool:
         with self.lock:
             if not self.idle:
                 self.idle.append(Worker())
-                self.workers += self.idle
+                self.callback(self.idle[0].kill)
             worker = self.idle.pop()
         summary = worker.do(job, report)
         if worker.process.is_alive():
             self.idle.append(worker)
         return summary
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            for worker in self.workers:
-                worker.kill()
-            self.workers, self.idle = [], []
 
 
 def run_all(
@@ -145,7 +132,7 @@ def run_all(
     resume: bool,
     console: Console,
     time_limit: float | None = None,
-    ended: Callable[[RunConfig, Summary], None] | None = None,
+    ended: Callable[[RunConfig, Summary], None] = lambda *_: None,
     pool: Pool | None = None,
 ) -> list[Summary]:
     """Run each config in `folder`/<its name>; a run that fails or diverges does not stop the others.
@@ -165,19 +152,18 @@ def run_all(
             return job.without_result("waiting", "the time was over before it began")
         bar = bars.add_task(config.name, total=config.budget, state="")
 
-        def show(progress: Progress) -> None:
-            text = f"{progress.queries:.2f} N  loss {progress.loss:.4g}"
-            bars.update(bar, completed=min(progress.queries, config.budget), state=text)
+        def show(progress: tuple[float, float]) -> None:
+            queries, loss = progress
+            bars.update(bar, completed=min(queries, config.budget), state=f"{queries:.2f} N  loss {loss:.4g}")
 
         summary = do(job, show)
         bars.update(bar, visible=len(configs) <= 20, completed=config.budget)
         with one_at_a_time:
-            if ended is not None:
-                ended(config, summary)
+            ended(config, summary)
         return summary
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
-    with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
         if jobs <= 1:
             return [one(config, Job.do) for config in configs]
         own = Pool() if pool is None else contextlib.nullcontext(pool)

@@ -14,8 +14,7 @@ from spidersilk.lab.run.folder import FINISHED, Row, write_atomically
 
 POINTS = 60
 _LOCAL = ("device", "data_dir", "checkpoint_every", "tensorboard")  # settings that do not change what is run
-Packed = dict[str, Any]
-"""A run as plain values: name, status, reason, command, config, summary, and its curve by column."""
+Packed = dict[str, Any]  # a run as plain values: name, status, reason, command, config, summary, and curve by column
 
 
 def pack(curve: Curve, points: int = POINTS, command: str = "") -> Packed:

@@ -13,10 +13,8 @@ from spidersilk.lab.data.files import write_atomically as write_atomically
 from spidersilk.lab.run.config import RunConfig, from_yaml
 
 FINISHED = ("finished", "diverged")  # the statuses of a run that will not go on
-Row = dict[str, Any]
-"""One line of metrics.jsonl: queries, samples, updates, seconds and the metrics by name."""
-Summary = dict[str, Any]
-"""summary.json: status, reason, the last row, versions, machine."""
+Row = dict[str, Any]  # one line of metrics.jsonl: queries, samples, updates, seconds and the metrics by name
+Summary = dict[str, Any]  # summary.json: status, reason, the last row, versions, machine
 
 
 class RunError(RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shlex
@@ -34,11 +35,11 @@ def revision() -> str:
     if revision := os.environ.get("SPIDERSILK_REVISION"):
         return revision
     git = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()
+    with contextlib.suppress(OSError):  # there is no git
+        return subprocess.run(
+            git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        ).stdout.strip()
+    return ""
 
 
 _PLACES = ("--out", "--collect", "--to", "--data-dir", "--time-limit")  # they differ from machine to machine

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,15 +26,7 @@ from spidersilk.lab.tasks import Task, find
 from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.theory.planner import theorem_2_inner_steps
 
-
-class Progress(NamedTuple):
-    """What a progress bar shows."""
-
-    queries: float
-    loss: float
-
-
-Report = Callable[[Progress], None]
+Report = Callable[[tuple[float, float]], None]  # is told queries over N, and the loss
 
 
 @dataclass
@@ -54,8 +46,7 @@ def run(
 ) -> Summary:
     """Train to the budget; returns the summary. With `resume`, continue from the last checkpoint in the folder.
 
-    When `time.time()` passes `until`, the run saves a checkpoint, evaluates once more and ends with the status
-    "stopped"; it can be resumed.
+    When `time.time()` passes `until`, the run saves a checkpoint and ends with the status "stopped".
     """
     return Run(config.completed(), folder, until).go(resume, report)
 
@@ -118,9 +109,8 @@ class Run:
     def _inner_length(self, anchor: int | None, small: int, plain: bool) -> InnerLength:
         inner = 1 if plain else self.config.inner_steps or 1
         if inner == "theorem-2":
-            sparsity = getattr(self.optimizer, "sparsity", None)
-            shapes = [p.shape for p in self.task.model.parameters()]
-            density = 1.0 if sparsity is None else sparsity.density(shapes)
+            sparsity, params = getattr(self.optimizer, "sparsity", None), self.task.model.parameters()
+            density = 1.0 if sparsity is None else sparsity.density([p.shape for p in params])
             inner = theorem_2_inner_steps(anchor or self.task.samples, small, density)
         length = as_inner_length(inner)
         return Adaptive(**self.config.adaptive) if isinstance(length, Adaptive) else length
@@ -152,7 +142,7 @@ class Run:
                     self.meter.update_memory(config.memory_decay)
             if counters.updates % 20 == 1 and self.team.writes:
                 with self._paused():
-                    report(Progress(self.epochs, float(loss)))
+                    report((self.epochs, float(loss)))
                     if counters.seconds - saved_at >= config.checkpoint_every:
                         self._save()
                         saved_at = counters.seconds
@@ -170,9 +160,8 @@ class Run:
         return time.perf_counter()
 
     def _step(self, batch: Any, is_anchor: Any) -> Tensor:
-        size = self.task.size(batch)
+        optimizer, size = self.optimizer, self.task.size(batch)
         total = self.team.total(is_anchor, size)
-        optimizer = self.optimizer
         self.meter.saved_v_norm = None
         self._set_epoch_lr()
 
@@ -205,9 +194,8 @@ class Run:
 
     def _evaluate(self) -> None:
         """Write one row of metrics. The random state is restored, so evaluations do not change the run."""
-        state = torch.get_rng_state()
-        metrics = self.task.evaluate()
-        torch.set_rng_state(state)
+        with torch.random.fork_rng(devices=[]):
+            metrics = self.task.evaluate()
         if isinstance(self.optimizer, silk.VarianceReduced):
             self.optimizer.check()
         counters = self.counters

@@ -44,18 +44,17 @@ class Team:
         """Call `do` on rank 0 and return its result on all ranks; what it raises is raised on all."""
         if not isinstance(self.workers, Workers):
             return do()
-        message: list[Any] = [None, None]
+        message: list[Any] = [None]
         if self.writes:
             try:
-                message[0] = do()
+                message = [do()]
             except Exception as error:
-                message[1] = error
+                message = [error]
         with self.workers.answering("the start or the end of a run"):
             dist.broadcast_object_list(message, group=self.group, group_src=0)
-        result, error = message
-        if error is not None:
-            raise error
-        return result
+        if isinstance(message[0], Exception):
+            raise message[0]
+        return message[0]
 
     def split(self, batches: object, task: str) -> None:
         """Each rank takes its part of every batch."""

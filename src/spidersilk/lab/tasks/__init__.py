@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from spidersilk.lab.data.files import DataError, File, locate, read
+from spidersilk.lab.data.files import DataError, File, files_like, locate, read
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.loop.loader import AnchorLoader
 
@@ -35,11 +35,9 @@ class Task(ABC):
     options: ClassVar[Options]
     settings: ClassVar[Options] = {}
     model: nn.Module
-    samples: int
-    """N, by which queries are divided."""
+    samples: int  # N, by which queries are divided
     train: Tensor | tuple[Tensor, ...]
-    data_name: str = ""
-    """What reports call the data."""
+    data_name: str = ""  # what reports call the data
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         unknown = [key for key in options if key not in self.options]
@@ -57,8 +55,8 @@ class Task(ABC):
 
     @classmethod
     def files(cls, options: Options) -> list[File]:
-        """The files that a run with these options reads; none for embedded data."""
-        return []
+        """The files that a run with these options reads: those in the folder that the option `data` names, if any."""
+        return files_like(f"{options.get('data')}/*")
 
     @classmethod
     def missing_data(cls, options: Options, data_dir: Path | str | None) -> str | None:

@@ -52,13 +52,9 @@ class Image(Task):
         metrics = {}
         for part, (x, y) in (("train", self.train), ("test", self.test)):
             x, y = x[: self.given["eval_samples"]], y[: self.given["eval_samples"]]
-            losses, right = [], []
-            for bx, by in zip(x.split(1000), y.split(1000), strict=True):
-                out = self.model(self._pixels(bx)).float()
-                losses.append(F.cross_entropy(out, by, reduction="sum").double())
-                right.append((out.argmax(1) == by).sum())
-            metrics[f"{part}_loss"] = float(torch.stack(losses).sum()) / len(y)
-            metrics[f"{part}_accuracy"] = int(torch.stack(right).sum()) / len(y)
+            out = torch.cat([self.model(self._pixels(pixels)) for pixels in x.split(1000)]).double()
+            metrics[f"{part}_loss"] = float(F.cross_entropy(out, y))
+            metrics[f"{part}_accuracy"] = float((out.argmax(1) == y).double().mean())
         self.model.train()
         return metrics
 

@@ -13,12 +13,11 @@ from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File, files_like
 from spidersilk.lab.data.sets import ptb
-from spidersilk.lab.tasks import Options, Task, register
-from spidersilk.lab.tasks import State as Saved
+from spidersilk.lab.tasks import Options, State, Task, register
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.loop.loader import AnchorLoader
 
-State = tuple[Tensor, Tensor]
+Hidden = tuple[Tensor, Tensor]
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -31,7 +30,7 @@ class LanguageModel(nn.Module):
         self.lstm = nn.LSTM(width, hidden, batch_first=True)
         self.head = nn.Linear(hidden, vocabulary)
 
-    def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, tokens: Tensor, state: Hidden) -> tuple[Tensor, Hidden]:
         out, state = self.lstm(self.embedding(tokens), state)
         return self.head(out), state
 
@@ -53,10 +52,10 @@ class Chunks:
             self.used[which] += 1
             yield (which, (self.used[which] - 1) % self.lengths[which]), is_anchor
 
-    def state_dict(self) -> Saved:
+    def state_dict(self) -> State:
         return {"order": self.order.state_dict(), "used": dict(self.used)}
 
-    def load_state_dict(self, state: Saved) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.order.load_state_dict(state["order"])
         self.used = dict(state["used"])
 
@@ -77,7 +76,7 @@ class Language(Task):
         self.model = LanguageModel(len(words), self.given["embedding"], self.given["hidden"]).to(device)
         self.samples = len(self.text["train"]) // self.given["length"]  # a sample is a row of `length` tokens
         self.reference: str | None = "previous"
-        self._pending: dict[str, State] = {}
+        self._pending: dict[str, Hidden] = {}
 
     @classmethod
     def files(cls, options: Options) -> list[File]:
@@ -103,7 +102,7 @@ class Language(Task):
     def _chunks(self, matrix: Tensor) -> int:
         return (matrix.shape[1] - 1) // self.given["length"]
 
-    def _zero_state(self, rows: int) -> State:
+    def _zero_state(self, rows: int) -> Hidden:
         shape = (1, rows, self.given["hidden"])
         return torch.zeros(shape, device=self.device), torch.zeros(shape, device=self.device)
 
@@ -120,7 +119,7 @@ class Language(Task):
             self._pending = {which: (after[0].detach(), after[1].detach())}
         return loss
 
-    def _chunk_loss(self, matrix: Tensor, chunk: int, state: State) -> tuple[Tensor, State]:
+    def _chunk_loss(self, matrix: Tensor, chunk: int, state: Hidden) -> tuple[Tensor, Hidden]:
         length = self.given["length"]
         text = matrix[:, chunk * length : (chunk + 1) * length + 1]
         out, after = self.model(text[:, :-1], state)
@@ -165,8 +164,8 @@ class Language(Task):
         starts = [int(i * GOLDEN % 1 * (len(text) - columns + 1)) for i in range(count)]
         return torch.stack([text[i : i + columns] for i in starts]).to(self.device)
 
-    def state_dict(self) -> Saved:
+    def state_dict(self) -> State:
         return {"state": dict(self.state), "old": self.old_state}
 
-    def load_state_dict(self, state: Saved) -> None:
+    def load_state_dict(self, state: State) -> None:
         self.state, self.old_state = dict(state["state"]), state["old"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.lab.data.files import File, cache_folder, files_like, write_atomically
+from spidersilk.lab.data.files import cache_folder, write_atomically
 from spidersilk.lab.data.sets import BINARY, binary
 from spidersilk.lab.tasks import Options, Task, register
 
@@ -34,10 +34,6 @@ class Logistic(Task):
         self.optimum = minimum(self.signed.cpu(), self.lam)
         self.model = self.linear = nn.Linear(self.signed.shape[1], 1, bias=False, dtype=torch.float64, device=device)
         nn.init.zeros_(self.linear.weight)
-
-    @classmethod
-    def files(cls, options: Options) -> list[File]:
-        return files_like(f"{options['data']}/*")
 
     def loss(self, batch: Tensor, point: str | None) -> Tensor:
         return F.softplus(-self.linear(batch)).mean() + 0.5 * self.lam * self.linear.weight.square().sum()
