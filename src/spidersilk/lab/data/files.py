@@ -48,7 +48,6 @@ FILES = [File(row.pop("path"), **{column: cell or None for column, cell in row.i
 
 
 def files_like(pattern: str) -> list[File]:
-    """The published files with such a path."""
     return [file for file in FILES if fnmatch(file.path, pattern)]
 
 
@@ -90,10 +89,9 @@ def read(file: File, data_dir: Path | str | None = None) -> bytes:
     if path is None:
         return _download(file, data_dir)
     try:
-        raw = path.read_bytes()
+        content = _decompress(path.read_bytes(), str(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): mend its permissions") from error
-    content = _decompress(raw, str(path))
     if file.sha256 not in (None, hashlib.sha256(content).hexdigest()):
         told = f"the content ({len(content):,} bytes) is not that of the published file (its SHA-256 differs)"
         raise DataError(f"{path}: {told}: it is cut short or altered, so remove it and get it again")

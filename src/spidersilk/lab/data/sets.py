@@ -93,8 +93,7 @@ def svhn_mat(content: bytes, name: str) -> tuple[Tensor, Tensor]:
         pixels, labels = arrays["X"], arrays["y"].reshape(-1)
     except Exception as error:
         raise DataError(f"{name}: not a .mat file with X and y ({error}): get it again") from error
-    whole = pixels.ndim == 4 and pixels.shape[:3] == (32, 32, 3) and pixels.dtype == np.uint8
-    if not whole or len(labels) != pixels.shape[3]:
+    if pixels.shape != (32, 32, 3, len(labels)) or pixels.dtype != np.uint8:
         raise DataError(f"{name}: X is {pixels.shape} and y {labels.shape}, not 32 x 32 x 3 x N bytes and N labels")
     return torch.from_numpy(pixels.transpose(3, 2, 0, 1).copy()), _labels(labels) % 10
 
@@ -120,10 +119,7 @@ IMAGES = {reader.__name__: lru_cache(maxsize=2)(reader) for reader in (mnist, ci
 
 
 def ptb(data_dir: Path | str | None = None, vocabulary: int = 10_000) -> tuple[dict[str, Tensor], list[str]]:
-    """Token numbers of train, valid and test, with an <eos> at each line's end; words by falling frequency.
-
-    A vocabulary smaller than the 10,000 of the text keeps the most frequent words, and the others become <unk>.
-    """
+    """Token numbers of train, valid and test, with <eos> after each line, and the frequent words: others are <unk>."""
     texts = [read(file, data_dir).decode().replace("\n", " <eos> ").split() for file in files_like("ptb/*")]
     return number_tokens(dict(zip(("train", "valid", "test"), texts, strict=True)), vocabulary)
 

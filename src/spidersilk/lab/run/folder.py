@@ -74,5 +74,5 @@ class RunFolder:
         try:
             return torch.load(self.checkpoint, map_location=device, weights_only=True)
         except Exception as error:
-            reason = f"not a checkpoint that can be loaded ({type(error).__name__}): remove it"
-            raise RunError(f"{self.checkpoint}: {reason}") from error
+            kind = type(error).__name__
+            raise RunError(f"{self.checkpoint}: not a checkpoint that can be loaded ({kind}): remove it") from error

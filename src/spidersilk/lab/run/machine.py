@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shlex
@@ -35,11 +34,10 @@ def revision() -> str:
     if revision := os.environ.get("SPIDERSILK_REVISION"):
         return revision
     git = ["git", "rev-parse", "--short", "HEAD"]
-    with contextlib.suppress(OSError):  # there is no git
-        return subprocess.run(
-            git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        ).stdout.strip()
-    return ""
+    try:
+        return subprocess.check_output(git, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 _PLACES = ("--out", "--collect", "--to", "--data-dir", "--time-limit")  # they differ from machine to machine

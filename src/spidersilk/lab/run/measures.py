@@ -38,7 +38,6 @@ class Meter:
             memory.mul_(1 - decay).add_(size, alpha=decay)
 
     def row(self) -> dict[str, float]:
-        """The measures since the last row."""
         measures: dict[str, float] = {}
         memory = self.memory or self._states("memory")
         if memory and any(bool(m.any()) for m in memory):

@@ -37,11 +37,9 @@ def _reduced(about: str, kind: Callable[..., torch.optim.Optimizer], sparse: boo
     """`fixed` are arguments of `kind` that a run cannot change."""
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
-        options = {"generator": generator, "max_norm": values.max_norm, "process_group": team().group}
-        if sparse:
-            options |= {"memory_decay": values.memory_decay}
-            options |= {k: getattr(values, k) for k in ("k1", "k2", "groups") if getattr(values, k) is not None}
-        return kind(params, values.lr, **(options | fixed))
+        names = ("max_norm", "memory_decay", "k1", "k2", "groups") if sparse else ("max_norm",)
+        given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
+        return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
 
     return Method(about, make)
 
@@ -66,7 +64,6 @@ METHODS: dict[str, Method] = {
 
 
 def register(name: str, method: Method) -> None:
-    """Add an optimizer under a name."""
     METHODS[name] = method
 
 

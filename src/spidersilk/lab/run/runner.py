@@ -65,15 +65,13 @@ class Run:
             self._load()
         elif self.team.writes:
             self.folder.metrics.write_bytes(b"")
-        self._tensorboard = self._open_tensorboard()
         status, reason = "finished", ""
-        try:
-            if not self._train(report):
-                status, reason = "stopped", f"its time was over at {self.epochs:.2f} N"
-        except silk.DivergenceError as error:
-            status, reason = "diverged", str(error)
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        with self._open_tensorboard() as self._tensorboard:
+            try:
+                if not self._train(report):
+                    status, reason = "stopped", f"its time was over at {self.epochs:.2f} N"
+            except silk.DivergenceError as error:
+                status, reason = "diverged", str(error)
         return self.team.from_first(lambda: self.folder.finish(self._summary(status, reason)))
 
     @property
@@ -230,7 +228,7 @@ class Run:
 
     def _open_tensorboard(self) -> Any:
         if not self.config.tensorboard or not self.team.writes:
-            return None
+            return contextlib.nullcontext()
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(self.folder.path / "tensorboard", purge_step=self.counters.updates)

@@ -29,8 +29,7 @@ class Team:
             self.rank_device = launch.join()
             self.group = dist.group.WORLD
         self.workers = as_workers(self.group)
-        self.rank, self.world = self.workers.rank, self.workers.world
-        self.writes = self.rank == 0
+        self.world, self.writes = self.workers.world, self.workers.rank == 0
 
     def device(self, wanted: str) -> torch.device:
         """A GPU for each rank of a machine."""
@@ -83,7 +82,6 @@ def check_command() -> None:
 
 
 def leave() -> None:
-    """Leave the process group."""
     if team.cache_info().currsize and team().group is not None:
         team.cache_clear()  # it refers to the group
         launch.leave()

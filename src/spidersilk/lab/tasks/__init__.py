@@ -70,14 +70,10 @@ class Task(ABC):
         return None
 
     def batches(self, anchor: int | None, small: int, inner: int | InnerLength, generator: torch.Generator) -> Any:
-        """What yields (batch, is_anchor) without end and can be saved and resumed: an AnchorLoader, or alike.
-
-        There are `anchor` samples at anchors (None: all) and `small` at small steps.
-        """
+        """What yields (batch, is_anchor) without end and can be saved and resumed; `anchor` may be None for all."""
         return AnchorLoader(self.train, anchor, small, inner, loops=10**9, generator=generator)
 
     def size(self, batch: Any) -> int:
-        """The number of samples in a batch."""
         return len(batch[0] if isinstance(batch, tuple | list) else batch)
 
     @abstractmethod
@@ -91,8 +87,9 @@ class Task(ABC):
     def stepped(self) -> None:  # noqa: B027
         """Called after each step: a stateful model commits its new state here."""
 
-    def set_reference(self, reference: str | None) -> None:  # noqa: B027
+    def set_reference(self, reference: str | None) -> None:
         """Called once, with the optimizer's reference point ("previous", "anchor" or None), for stateful models."""
+        self.reference = reference
 
     def state_dict(self) -> State:
         """What a resumed run needs besides model, optimizer and batches."""

@@ -75,7 +75,6 @@ class Language(Task):
         self.text = {part: text[: self.given["train_tokens"]] for part, text in texts.items()}
         self.model = LanguageModel(len(words), self.given["embedding"], self.given["hidden"]).to(device)
         self.samples = len(self.text["train"]) // self.given["length"]  # a sample is a row of `length` tokens
-        self.reference: str | None = "previous"
         self._pending: dict[str, Hidden] = {}
 
     @classmethod
@@ -130,9 +129,6 @@ class Language(Task):
         self.old_state = self.state["small"]
         self.state.update(self._pending)
         self._pending = {}
-
-    def set_reference(self, reference: str | None) -> None:
-        self.reference = reference
 
     def size(self, batch: tuple[str, int]) -> int:
         return self.rows[batch[0]]

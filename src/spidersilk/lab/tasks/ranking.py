@@ -48,11 +48,9 @@ class Ranking(Task):
         test_count = int(len(pairs) * self.given["held_out"])
         train = self.train = pairs[order[test_count:]].to(device)
         self.samples = len(train)
-        self.seen = torch.zeros(users, items, dtype=torch.bool, device=device)
-        self.seen[train[:, 0], train[:, 1]] = True
-        self.wanted = torch.zeros_like(self.seen)
-        test = pairs[order[:test_count]].to(device)
-        self.wanted[test[:, 0], test[:, 1]] = True
+        self.seen, self.wanted = torch.zeros(2, users, items, dtype=torch.bool, device=device)
+        self.seen[*train.T] = True
+        self.wanted[*pairs[order[:test_count]].T.to(device)] = True
         self.items = items
         self.model = self.factors = Factors(users, items, self.given["rank"]).to(device)
         # A fixed sample of triples to measure the training loss on.
@@ -81,8 +79,7 @@ class Ranking(Task):
     def evaluate(self) -> dict[str, float]:
         """Training loss on fixed triples; AUC and precision@10 over held-out items against all unrated ones."""
         loss = float(self._triple_loss(self._probe[:, 0], self._probe[:, 1], self._probe_negatives))
-        tables = self.factors
-        scores = tables.user.weight @ tables.item.weight.T + tables.bias.weight.T
+        scores = self.factors.user.weight @ self.factors.item.weight.T + self.factors.bias.weight.T
         scores = scores.masked_fill(self.seen, float("-inf"))
         users = self.wanted.any(1)
         order = scores.argsort(1)
