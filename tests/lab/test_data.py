@@ -8,7 +8,6 @@ import http.server
 import io
 import lzma
 import math
-import struct
 import tarfile
 import threading
 import zipfile
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("pooch", reason="needs the extra [lab]")
+pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from spidersilk.lab.data import files
 from spidersilk.lab.data import sets as data
@@ -114,12 +113,17 @@ def test_what_is_missing_is_downloaded_checked_and_kept(tmp_path: Path, server: 
     assert (tmp_path / "cache" / "data" / "set" / "part.txt").read_bytes() == CONTENT
     (tmp_path / "web" / "part.txt").unlink()
     assert files.read(file) == CONTENT  # from the cache
+    (tmp_path / "web" / "pressed.txt.gz").write_bytes(gzip.compress(CONTENT))
+    assert files.read(File("set/pressed.txt", PLAIN.sha256, server + "pressed.txt.gz")) == CONTENT
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("in/other.txt", CONTENT)
+        archive.writestr("in/more.txt", CONTENT)
     (tmp_path / "web" / "all.zip").write_bytes(packed.getvalue())
     digest = "md5:" + hashlib.md5(packed.getvalue()).hexdigest()
     assert files.read(File("set/other.txt", None, server + "all.zip", "in/other.txt", digest)) == CONTENT
+    (tmp_path / "web" / "all.zip").unlink()
+    assert files.read(File("set/more.txt", None, server + "all.zip", "in/more.txt", digest)) == CONTENT
 
 
 def test_a_wrong_download_is_refused_and_not_kept(tmp_path: Path, server: str) -> None:
@@ -171,14 +175,6 @@ def test_archives_are_read_by_member_and_write_nowhere(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("evil*"))
 
 
-def test_idx_structure() -> None:
-    good = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 2, 3) + bytes(range(12))
-    assert data._idx(good, "x", 3).shape == (2, 2, 3)
-    for bad in (good[:-1], good + b"!", b"", bytes([0, 0, 9, 3]) + good[4:]):
-        with pytest.raises(DataError):
-            data._idx(bad, "x", 3)
-
-
 def test_svhn_mat_structure() -> None:
     from scipy.io import savemat
 
@@ -201,12 +197,6 @@ def test_svhn_mat_structure() -> None:
     ):
         with pytest.raises(DataError):
             data.svhn_mat(bad, "m")
-
-
-def test_cifar_records() -> None:
-    with pytest.raises(DataError, match="cut short"):
-        data._records(bytes(3073 * 2 - 1), "b")
-    assert data._records(bytes(3073 * 2), "b").shape == (2, 3073)
 
 
 @pytest.mark.parametrize(("name", "most"), [("fc", 18.234), ("cnn", 15.920), ("resnet18", 23.414)])

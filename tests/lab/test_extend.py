@@ -18,7 +18,8 @@ from lab_helpers import QUIET, config
 
 from spidersilk.lab import tasks
 from spidersilk.lab.run import batch, methods, runner
-from spidersilk.lab.run.methods import Hyperparameters, Method
+from spidersilk.lab.run.config import RunConfig
+from spidersilk.lab.run.methods import Method
 
 
 class Line(tasks.Task):
@@ -41,8 +42,8 @@ class Line(tasks.Task):
         return {"train_loss": float(self.loss(self.x, None).detach())}
 
 
-def rprop(params: Any, values: Hyperparameters, generator: torch.Generator) -> torch.optim.Optimizer:
-    return torch.optim.Rprop(params, values.lr)
+def rprop(params: Any, values: RunConfig, generator: torch.Generator) -> torch.optim.Optimizer:
+    return torch.optim.Rprop(params, values.lr or 0.1)
 
 
 @pytest.fixture

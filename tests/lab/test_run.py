@@ -24,6 +24,7 @@ from lab_helpers import DIGITS, SMALL, config, metrics
 from spidersilk.lab import tasks
 from spidersilk.lab.run import machine, methods, runner
 from spidersilk.lab.run.config import RunConfig, apply_settings
+from spidersilk.lab.run.folder import RunError
 from spidersilk.loop.loader import AnchorLoader
 
 
@@ -108,9 +109,9 @@ def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
     runner.run(config(), tmp_path / "run")
     before = (tmp_path / "run" / "summary.json").read_text()
-    with pytest.raises(runner.RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="holds a run already"):
         runner.run(config(), tmp_path / "run")
-    with pytest.raises(runner.RunError, match="other settings"):
+    with pytest.raises(RunError, match="other settings"):
         (tmp_path / "run" / "summary.json").rename(tmp_path / "kept")
         runner.run(config(lr=0.1), tmp_path / "run", resume=True)
     (tmp_path / "kept").rename(tmp_path / "run" / "summary.json")
@@ -177,7 +178,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.yaml").write_text(config().completed().to_yaml())
     (folder / "checkpoint.pt").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(runner.RunError, match="not a checkpoint that can be loaded"):
+    with pytest.raises(RunError, match="not a checkpoint that can be loaded"):
         runner.run(config(), folder, resume=True)
     assert not (tmp_path / "evil").exists()
 
@@ -200,7 +201,7 @@ def test_a_full_disk_gives_one_message_and_keeps_earlier_results(tiny_disk: Path
     runner.run(config(), tiny_disk / "first")
     kept = {p.name: p.read_bytes() for p in (tiny_disk / "first").iterdir()}
     bad = config("image", options={"data": "digits", "model": "fc"}, checkpoint_every=0.0, budget=1.0, **SMALL)
-    with pytest.raises(runner.RunError, match="cannot be written"):
+    with pytest.raises(RunError, match="cannot be written"):
         runner.run(bad, tiny_disk / "second")
     assert {p.name: p.read_bytes() for p in (tiny_disk / "first").iterdir()} == kept
     assert not list(tiny_disk.rglob("*.part"))

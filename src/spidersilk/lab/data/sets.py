@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import struct
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,19 +12,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spidersilk.lab.data.files import DataError, read
-from spidersilk.lab.data.published import (
-    CIFAR10,
-    LIBSVM,
-    ML_100K,
-    MNIST,
-    PTB,
-    SVHN_MAT,
-    SVHN_RECROPPED,
-    cifar_train,
-    ml_1m_file,
-    only_recropped,
-)
+from spidersilk.lab.data.files import DataError, File, files_like, locate, read
+
+
+def image_files(name: str, train_samples: int | None = None, data_dir: Path | str | None = None) -> list[File]:
+    """The files from which a data set of `sets.IMAGES` is read, those for training first; none for embedded data.
+
+    For `train_samples`, fewer of CIFAR-10's files may do. SVHN is the re-cropped subset if only that is available.
+    """
+    if name == "cifar10":
+        *train, test = files_like("cifar10/*")
+        return [*train[: -(-(train_samples or 50_000) // 10_000)], test]
+    return _first_available(data_dir, "svhn/*.mat", "svhn/*.npy") if name == "svhn" else files_like(f"{name}/*")
+
+
+def ratings_file(size: str, data_dir: Path | str | None = None) -> File:
+    """MovieLens "100k" or "1m"; of the latter, the ratings without timestamps if only those are available."""
+    if size == "100k":
+        return files_like("*/ml-100k/*")[0]
+    return _first_available(data_dir, "*/ratings.dat", "*/ratings_no_timestamp.dat")[0]
+
+
+def _first_available(data_dir: Path | str | None, *patterns: str) -> list[File]:
+    """The files of the first pattern of which one is available; without any, those of the first pattern."""
+    groups = [files_like(pattern) for pattern in patterns]
+    return next((group for group in groups if any(locate(file, data_dir) for file in group)), groups[0])
 
 
 @dataclass(frozen=True)
@@ -41,54 +52,35 @@ class Images:
 
 def mnist(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
     """MNIST as 3 x 32 x 32: the digit in the middle, the same in all three channels."""
-    parts = []
-    for images, labels in (MNIST["train"], MNIST["test"]):
-        pixels = _idx(read(images, data_dir), images.path, 3)
-        padded = np.pad(pixels, ((0, 0), (2, 2), (2, 2)))
-        x = torch.from_numpy(padded)[:, None].expand(-1, 3, -1, -1).contiguous()
-        y = torch.from_numpy(_idx(read(labels, data_dir), labels.path, 1).astype(np.int64))
-        parts += [x, _matching(x, y, labels.path)]
+    parts, files = [], image_files("mnist")
+    for images, labels in zip(files[::2], files[1::2], strict=True):
+        pixels = np.frombuffer(read(images, data_dir), np.uint8, offset=16).reshape(-1, 28, 28)
+        padded = torch.from_numpy(np.pad(pixels, ((0, 0), (2, 2), (2, 2))))
+        parts += [padded[:, None].expand(-1, 3, -1, -1).contiguous()]
+        parts += [_labels(np.frombuffer(read(labels, data_dir), np.uint8, offset=8))]
     return Images("MNIST", *parts)
-
-
-def _idx(content: bytes, name: str, dimensions: int) -> np.ndarray:
-    header = 4 + 4 * dimensions
-    if len(content) < header or content[:4] != bytes([0, 0, 8, dimensions]):
-        raise DataError(f"{name}: not an idx file of bytes with {dimensions} dimensions")
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    if len(content) != header + int(np.prod(shape)):
-        raise DataError(f"{name}: {len(content):,} bytes do not fit the shape {shape} that it claims: it is cut short")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def cifar10(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
     """CIFAR-10; only as many of the five training files are read as hold `train_samples`."""
+    contents = [read(file, data_dir) for file in image_files("cifar10", train_samples)]
     parts = []
-    for files in (cifar_train(train_samples), CIFAR10["test"]):
-        records = np.concatenate([_records(read(file, data_dir), file.path) for file in files])
-        parts += [
-            torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32).copy()),
-            torch.from_numpy(records[:, 0].astype(np.int64)),
-        ]
+    for content in (b"".join(contents[:-1]), contents[-1]):
+        part = np.frombuffer(content, np.uint8).reshape(-1, 3073)
+        parts += [torch.from_numpy(part[:, 1:].reshape(-1, 3, 32, 32).copy()), _labels(part[:, 0])]
     return Images("CIFAR-10", *parts)
-
-
-def _records(content: bytes, name: str) -> np.ndarray:
-    if not content or len(content) % 3073:
-        raise DataError(f"{name}: {len(content):,} bytes are not whole records of 3073: it is cut short")
-    return np.frombuffer(content, np.uint8).reshape(-1, 3073)
 
 
 def svhn(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
     """The published .mat files, or the re-cropped subset if only that is available; `name` says which."""
-    if not only_recropped(data_dir):
-        parts = [t for part in ("train", "test") for t in svhn_mat(read(SVHN_MAT[part], data_dir), SVHN_MAT[part].path)]
-        return Images("SVHN", *parts)
+    files = image_files("svhn", data_dir=data_dir)
+    contents = [read(file, data_dir) for file in files]
+    if len(files) == 2:
+        return Images("SVHN", *svhn_mat(contents[0], files[0].path), *svhn_mat(contents[1], files[1].path))
+    arrays = [np.load(io.BytesIO(content), allow_pickle=False) for content in contents]
     parts = []
-    for part in ("train", "test"):
-        pixels, labels = (np.load(io.BytesIO(read(f, data_dir)), allow_pickle=False) for f in SVHN_RECROPPED[part])
-        x = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-        parts += [x, _matching(x, torch.from_numpy(labels.astype(np.int64)) % 10, SVHN_RECROPPED[part][1].path)]
+    for pixels, labels in zip(arrays[::2], arrays[1::2], strict=True):
+        parts += [torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), _labels(labels) % 10]
     return Images("SVHN, re-cropped, 18k train subset", *parts)
 
 
@@ -101,11 +93,9 @@ def svhn_mat(content: bytes, name: str) -> tuple[Tensor, Tensor]:
         pixels, labels = arrays["X"], arrays["y"].reshape(-1)
     except Exception as error:
         raise DataError(f"{name}: not a .mat file with X and y ({error}): get it again") from error
-    whole = pixels.ndim == 4 and pixels.shape[:3] == (32, 32, 3) and pixels.dtype == np.uint8
-    if not whole or len(labels) != pixels.shape[3]:
+    if pixels.shape != (32, 32, 3, len(labels)) or pixels.dtype != np.uint8:
         raise DataError(f"{name}: X is {pixels.shape} and y {labels.shape}, not 32 x 32 x 3 x N bytes and N labels")
-    x = torch.from_numpy(pixels.transpose(3, 2, 0, 1).copy())
-    return x, torch.from_numpy(labels.astype(np.int64)) % 10
+    return torch.from_numpy(pixels.transpose(3, 2, 0, 1).copy()), _labels(labels) % 10
 
 
 def digits(data_dir: Path | str | None = None, train_samples: int | None = None) -> Images:
@@ -116,62 +106,46 @@ def digits(data_dir: Path | str | None = None, train_samples: int | None = None)
     x = torch.from_numpy(np.round(pixels * 255 / 16).astype(np.uint8)).view(-1, 1, 8, 8)
     x = x.repeat_interleave(4, 2).repeat_interleave(4, 3).expand(-1, 3, -1, -1).contiguous()
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    y = torch.from_numpy(labels.astype(np.int64))
-    train, test = order[:1437], order[1437:]
+    y, train, test = _labels(labels), order[:1437], order[1437:]
     return Images("digits", x[train], y[train], x[test], y[test])
 
 
-def _matching(x: Tensor, y: Tensor, name: str) -> Tensor:
-    if len(x) != len(y):
-        raise DataError(f"{name}: {len(y)} labels for {len(x)} images")
-    return y
+def _labels(numbers: np.ndarray) -> Tensor:
+    return torch.from_numpy(numbers.astype(np.int64))
 
 
-IMAGES: dict[str, Callable[..., Images]] = {
-    # The runs of one process share these tensors; no run writes to them.
-    name: lru_cache(maxsize=2)(reader)
-    for name, reader in (("mnist", mnist), ("cifar10", cifar10), ("svhn", svhn), ("digits", digits))
-}
+# The runs of one process share these tensors; no run writes to them.
+IMAGES = {reader.__name__: lru_cache(maxsize=2)(reader) for reader in (mnist, cifar10, svhn, digits)}
 
 
 def ptb(data_dir: Path | str | None = None, vocabulary: int = 10_000) -> tuple[dict[str, Tensor], list[str]]:
-    """Token numbers of train, valid and test, with an <eos> at each line's end; words by falling frequency.
-
-    A vocabulary smaller than the 10,000 of the text keeps the most frequent words, and the others become <unk>.
-    """
-    texts = {part: read(file, data_dir).decode().replace("\n", " <eos> ").split() for part, file in PTB.items()}
-    return number_tokens(texts, vocabulary)
+    """Token numbers of train, valid and test, with <eos> after each line, and the frequent words: others are <unk>."""
+    texts = [read(file, data_dir).decode().replace("\n", " <eos> ").split() for file in files_like("ptb/*")]
+    return number_tokens(dict(zip(("train", "valid", "test"), texts, strict=True)), vocabulary)
 
 
 def number_tokens(texts: dict[str, list[str]], vocabulary: int) -> tuple[dict[str, Tensor], list[str]]:
-    counts: dict[str, int] = {}
-    for word in texts["train"]:
-        counts[word] = counts.get(word, 0) + 1
-    words = sorted(counts, key=lambda word: (-counts[word], word))
-    if vocabulary < len(words):
-        words = words[:vocabulary]
-        if "<unk>" not in words:
-            words[-1] = "<unk>"
+    counts = Counter(texts["train"])
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]
     numbers = {word: number for number, word in enumerate(words)}
-    unknown = numbers.get("<unk>", 0)
+    unknown = numbers["<unk>"]  # one of the most frequent words
     return {part: torch.tensor([numbers.get(w, unknown) for w in text]) for part, text in texts.items()}, words
 
 
 def movielens(size: str = "100k", data_dir: Path | str | None = None) -> tuple[Tensor, int, int]:
     """User and item of every rating (implicit feedback), numbered from 0; the counts of users and items."""
-    if size == "100k":
-        file, separator, expected = ML_100K, "\t", 100_000
-    else:
-        file, separator, expected = ml_1m_file(data_dir), "::", 1_000_209
+    file = ratings_file(size, data_dir)
+    separator, expected = ("\t", 100_000) if size == "100k" else ("::", 1_000_209)
     rows = [line.split(separator)[:2] for line in read(file, data_dir).decode("latin-1").splitlines() if line]
-    try:
-        pairs = torch.tensor([[int(user), int(item)] for user, item in rows])
-    except ValueError as error:
-        raise DataError(f"{file.path}: a line is not user{separator}item{separator}rating: {error}") from error
+    pairs = torch.tensor([[int(user), int(item)] for user, item in rows])
     if len(pairs) != expected:
         raise DataError(f"{file.path}: {len(pairs):,} ratings, not {expected:,}: it is cut short or altered")
     users, items = (torch.unique(pairs[:, i], return_inverse=True) for i in (0, 1))
     return torch.stack([users[1], items[1]], dim=1), len(users[0]), len(items[0])
+
+
+LIBSVM = {"a9a": (32_561, 123), "w8a": (49_749, 300)}  # the numbers of samples and of features
+BINARY = ("breast-cancer", "digits", "mnist", *LIBSVM)
 
 
 def binary(name: str, data_dir: Path | str | None = None) -> tuple[Tensor, Tensor]:
@@ -196,16 +170,12 @@ def binary(name: str, data_dir: Path | str | None = None) -> tuple[Tensor, Tenso
 def _libsvm(name: str, data_dir: Path | str | None) -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_svmlight_file
 
-    file, samples, features = LIBSVM[name]
+    (file,), (samples, features) = files_like(f"{name}/*"), LIBSVM[name]
     try:
         matrix, labels = load_svmlight_file(io.BytesIO(read(file, data_dir)), n_features=features)[:2]
     except ValueError as error:
         raise DataError(f"{file.path}: not LIBSVM text with {features} features ({error}): get it again") from error
     if matrix.shape[0] != samples or not set(np.unique(labels)) <= {-1.0, 1.0}:
-        raise DataError(
-            f"{file.path}: {matrix.shape[0]:,} rows, not {samples:,} of labels -1 and 1: cut short or altered"
-        )
+        found = f"{matrix.shape[0]:,} rows, not {samples:,} of labels -1 and 1"
+        raise DataError(f"{file.path}: {found}: cut short or altered")
     return torch.from_numpy(matrix.toarray()), torch.from_numpy(labels)
-
-
-BINARY = ("breast-cancer", "digits", "mnist", "a9a", "w8a")

@@ -12,13 +12,11 @@ from spidersilk.lab.run.config import RunConfig, from_dict
 from spidersilk.lab.run.curve import Curve, label_of
 from spidersilk.lab.run.folder import FINISHED, Row, write_atomically
 
-POINTS = 60
 _LOCAL = ("device", "data_dir", "checkpoint_every", "tensorboard")  # settings that do not change what is run
-Packed = dict[str, Any]
-"""A run as plain values: name, status, reason, command, config, summary, and its curve by column."""
+Packed = dict[str, Any]  # a run as plain values: name, status, reason, command, config, summary, and curve by column
 
 
-def pack(curve: Curve, points: int = POINTS, command: str = "") -> Packed:
+def pack(curve: Curve, points: int = 60, command: str = "") -> Packed:
     """A run as plain values; its curve has about `points` rows at most, and five digits."""
     rows = thin(curve.rows, points)
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -46,7 +44,6 @@ def thin(rows: list[Row], points: int) -> list[Row]:
 
 
 def unpack(run: Packed) -> Curve:
-    """The counterpart of `pack`."""
     columns: dict[str, list[Any]] = run["curve"]
     count = max((len(values) for values in columns.values()), default=0)
     rows = [{k: v[i] for k, v in columns.items() if v[i] is not None} for i in range(count)]
@@ -90,7 +87,6 @@ def is_done(config: RunConfig, known: dict[str, Packed]) -> bool:
 def save(path: Path, runs: Iterable[Packed]) -> Path:
     """Write the runs, merged with those in the file."""
     merged = merge(load(path), runs)
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(merged[name]) for name in sorted(merged))  # a line each keeps diffs readable
     write_atomically(path, f'{{"runs": [\n{lines}\n]}}\n'.encode())
     return path

@@ -11,7 +11,6 @@ import yaml
 
 from spidersilk.checks import check_choice
 from spidersilk.lab.run import methods
-from spidersilk.lab.run.methods import Hyperparameters
 from spidersilk.lab.tasks import find, nearest
 
 
@@ -71,9 +70,6 @@ class RunConfig:
         """With each value that is None taken from the optimizer's settings, else from the task's."""
         defaults = find(self.task).settings | methods.find(self.optimizer).settings
         return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
-
-    def hyperparameters(self) -> Hyperparameters:
-        return Hyperparameters(**{f.name: getattr(self, f.name) for f in fields(Hyperparameters)})
 
     def title(self) -> str:
         return self.label or self.optimizer

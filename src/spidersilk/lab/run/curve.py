@@ -39,10 +39,8 @@ class Curve:
 
     def cost(self, metric: str, target: float) -> tuple[float, float] | None:
         """Queries over N and seconds when the metric first was at most the target; None if it never was."""
-        for row in self.rows:
-            if row.get(metric, math.inf) <= target:
-                return row["queries"], row["seconds"]
-        return None
+        reached = (row for row in self.rows if row.get(metric, math.inf) <= target)
+        return next(((row["queries"], row["seconds"]) for row in reached), None)
 
 
 def load_run(folder: Path) -> Curve:

@@ -9,27 +9,16 @@ from typing import Any
 
 import torch
 
+from spidersilk.lab.data.files import write_atomically as write_atomically
 from spidersilk.lab.run.config import RunConfig, from_yaml
 
 FINISHED = ("finished", "diverged")  # the statuses of a run that will not go on
-Row = dict[str, Any]
-"""One line of metrics.jsonl: queries, samples, updates, seconds and the metrics by name."""
-Summary = dict[str, Any]
-"""summary.json: status, reason, the last row, versions, machine."""
+Row = dict[str, Any]  # one line of metrics.jsonl: queries, samples, updates, seconds and the metrics by name
+Summary = dict[str, Any]  # summary.json: status, reason, the last row, versions, machine
 
 
 class RunError(RuntimeError):
     """A run cannot start or go on; the message says why and what to do."""
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file such that a reader sees either the old content or the new one."""
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
 
 
 class RunFolder:
@@ -44,7 +33,6 @@ class RunFolder:
             saved = json.loads(summary.read_text())
             if saved["status"] in FINISHED:
                 return saved
-        self.path.mkdir(parents=True, exist_ok=True)
         settings = self.path / "config.yaml"
         if not settings.is_file():
             write_atomically(settings, config.to_yaml().encode())
@@ -86,5 +74,5 @@ class RunFolder:
         try:
             return torch.load(self.checkpoint, map_location=device, weights_only=True)
         except Exception as error:
-            reason = f"not a checkpoint that can be loaded ({type(error).__name__}): remove it"
-            raise RunError(f"{self.checkpoint}: {reason}") from error
+            kind = type(error).__name__
+            raise RunError(f"{self.checkpoint}: not a checkpoint that can be loaded ({kind}): remove it") from error

@@ -35,10 +35,9 @@ def revision() -> str:
         return revision
     git = ["git", "rev-parse", "--short", "HEAD"]
     try:
-        done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    except OSError:
+        return subprocess.check_output(git, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True).strip()
+    except (OSError, subprocess.CalledProcessError):
         return ""
-    return done.stdout.strip()
 
 
 _PLACES = ("--out", "--collect", "--to", "--data-dir", "--time-limit")  # they differ from machine to machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,16 +19,14 @@ class Meter:
     def __init__(self, model: nn.Module, optimizer: Optimizer):
         self.model, self.optimizer = model, optimizer
         self.memory: list[Tensor] = []  # kept for a dense method, if the config asks for it
-        self.sums: dict[str, tuple[float, int]] = {}  # sums and counts since the last row of metrics
+        self.told: dict[str, list[float]] = {}  # by small steps since the last row of metrics
         self.saved_v_norm: float | None = None
 
     def add(self, measures: silk.Measures) -> None:
         """Add what a small step reports to the averages of the next row."""
         for name in ("captured", "noise", "rtop_variance"):
-            value = getattr(measures, name)
-            if math.isfinite(value):
-                total, count = self.sums.get(name, (0.0, 0))
-                self.sums[name] = total + value, count + 1
+            if math.isfinite(value := getattr(measures, name)):
+                self.told.setdefault(name, []).append(value)
 
     def update_memory(self, decay: float) -> None:
         """The memory that a dense method would have: it starts from |v| and is averaged at each step."""
@@ -39,15 +38,14 @@ class Meter:
             memory.mul_(1 - decay).add_(size, alpha=decay)
 
     def row(self) -> dict[str, float]:
-        """The measures since the last row."""
         measures: dict[str, float] = {}
         memory = self.memory or self._states("memory")
         if memory and any(bool(m.any()) for m in memory):
             measures["entropy"] = silk.entropy(torch.cat([m.reshape(-1) for m in memory]))
         if (v_norm := self.v_norm()) is not None:
             measures["v_norm"] = v_norm
-        measures |= {name: total / count for name, (total, count) in self.sums.items()}
-        self.sums = {}
+        measures |= {name: fmean(values) for name, values in self.told.items()}
+        self.told = {}
         return measures
 
     def v_norm(self) -> float | None:
@@ -59,8 +57,7 @@ class Meter:
         return [s[name] for s in self.optimizer.state.values() if isinstance(s, dict) and name in s]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self.memory, "sums": self.sums, "v_norm": self.v_norm()}
+        return {"memory": self.memory, "told": self.told, "v_norm": self.v_norm()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.memory, self.saved_v_norm = state["memory"], state["v_norm"]
-        self.sums = {name: (total, count) for name, (total, count) in state["sums"].items()}
+        self.memory, self.told, self.saved_v_norm = state["memory"], state["told"], state["v_norm"]

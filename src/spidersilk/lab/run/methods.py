@@ -17,51 +17,37 @@ Params = Iterable[Tensor]
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
-    """The settings of a run that concern its optimizer; None stands for the optimizer's default."""
-
-    lr: float
-    k1: float | int | None = None
-    k2: float | int | None = None
-    memory_decay: float = 0.5
-    groups: str | None = None
-    max_norm: float | None = None
-
-
-@dataclass(frozen=True)
 class Method:
-    """How to make an optimizer. A `plain` one is torch's and steps on small batches alone.
+    """How to make an optimizer of parameters, a `RunConfig` (where None is the optimizer's default) and a generator.
 
-    `settings` are values for `RunConfig` that this method needs whatever the task says.
+    A `plain` one is torch's and steps on small batches alone. `settings` hold for this method whatever the task says.
     """
 
     about: str
-    make: Callable[[Params, Hyperparameters, torch.Generator], torch.optim.Optimizer]
+    make: Callable[[Params, Any, torch.Generator], torch.optim.Optimizer]
     plain: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def _plain(about: str, make: Callable[[Params, float], torch.optim.Optimizer]) -> Method:
-    return Method(about, lambda params, values, _: make(params, values.lr), True, {"inner_steps": 1})
+def _plain(about: str, kind: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Method:
+    return Method(about, lambda params, values, _: kind(params, values.lr, **fixed), True, {"inner_steps": 1})
 
 
 def _reduced(about: str, kind: Callable[..., torch.optim.Optimizer], sparse: bool = True, **fixed: Any) -> Method:
     """`fixed` are arguments of `kind` that a run cannot change."""
 
-    def make(params: Params, values: Hyperparameters, generator: torch.Generator) -> torch.optim.Optimizer:
-        options = {"generator": generator, "max_norm": values.max_norm, "process_group": team().group}
-        if sparse:
-            options |= {"memory_decay": values.memory_decay}
-            options |= {k: getattr(values, k) for k in ("k1", "k2", "groups") if getattr(values, k) is not None}
-        return kind(params, values.lr, **(options | fixed))
+    def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
+        names = ("max_norm", "memory_decay", "k1", "k2", "groups") if sparse else ("max_norm",)
+        given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
+        return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
 
     return Method(about, make)
 
 
 METHODS: dict[str, Method] = {
-    "sgd": _plain("SGD", lambda params, lr: torch.optim.SGD(params, lr)),
-    "momentum": _plain("SGD, momentum 0.9", lambda params, lr: torch.optim.SGD(params, lr, momentum=0.9)),
-    "adamw": _plain("AdamW", lambda params, lr: torch.optim.AdamW(params, lr)),
+    "sgd": _plain("SGD", torch.optim.SGD),
+    "momentum": _plain("SGD, momentum 0.9", torch.optim.SGD, momentum=0.9),
+    "adamw": _plain("AdamW", torch.optim.AdamW),
     "spiderboost": _reduced("SpiderBoost, dense", silk.SpiderBoost, sparse=False),
     "sparse-spiderboost": _reduced("Algorithm 1 of the paper, as printed", silk.SparseSpiderBoost),
     "svrg": _reduced("SVRG, dense", silk.SVRG, sparse=False),
@@ -78,7 +64,6 @@ METHODS: dict[str, Method] = {
 
 
 def register(name: str, method: Method) -> None:
-    """Add an optimizer under a name."""
     METHODS[name] = method
 
 

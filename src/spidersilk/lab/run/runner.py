@@ -17,7 +17,6 @@ from torch import Tensor
 import spidersilk as silk
 from spidersilk.lab.run import methods
 from spidersilk.lab.run.config import RunConfig
-from spidersilk.lab.run.folder import RunError as RunError
 from spidersilk.lab.run.folder import RunFolder, Summary
 from spidersilk.lab.run.folder import write_atomically as write_atomically
 from spidersilk.lab.run.machine import machine, revision, versions
@@ -27,18 +26,7 @@ from spidersilk.lab.tasks import Task, find
 from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.theory.planner import theorem_2_inner_steps
 
-
-@dataclass
-class Progress:
-    """What a progress bar shows."""
-
-    queries: float
-    budget: float
-    loss: float
-    seconds: float
-
-
-Report = Callable[[Progress], None]
+Report = Callable[[tuple[float, float]], None]  # is told queries over N, and the loss
 
 
 @dataclass
@@ -54,45 +42,36 @@ class _Counters:
 
 
 def run(
-    config: RunConfig, folder: Path, *, resume: bool = False, report: Report | None = None, until: float | None = None
+    config: RunConfig, folder: Path, *, resume: bool = False, report: Report = lambda _: None, until: float = math.inf
 ) -> Summary:
     """Train to the budget; returns the summary. With `resume`, continue from the last checkpoint in the folder.
 
-    When `time.time()` passes `until`, the run saves a checkpoint, evaluates once more and ends with the status
-    "stopped"; it can be resumed.
+    When `time.time()` passes `until`, the run saves a checkpoint and ends with the status "stopped".
     """
-    return Run(config.completed(), folder, until).go(resume, report or (lambda _: None))
+    return Run(config.completed(), folder, until).go(resume, report)
 
 
 class Run:
-    def __init__(self, config: RunConfig, folder: Path, until: float | None = None):
-        self.config, self.folder, self.team = config, RunFolder(folder), team()
-        self.until = math.inf if until is None else until
-        self.counters = _Counters()
-
-    # The whole run.
+    def __init__(self, config: RunConfig, folder: Path, until: float = math.inf):
+        self.config, self.folder, self.until = config, RunFolder(folder), until
+        self.team, self.counters = team(), _Counters()
 
     def go(self, resume: bool, report: Report) -> Summary:
-        checkpoint = self.folder.checkpoint
-        ended, resumes = self.team.from_first(
-            lambda: (self.folder.open(self.config, resume), resume and checkpoint.is_file())
-        )
+        ended = self.team.from_first(lambda: self.folder.open(self.config, resume))
         if ended is not None:
             return ended
         self._build()
-        if resumes:
+        if self.team.from_first(lambda: resume and self.folder.checkpoint.is_file()):
             self._load()
         elif self.team.writes:
             self.folder.metrics.write_bytes(b"")
-        self._tensorboard = self._open_tensorboard()
         status, reason = "finished", ""
-        try:
-            if not self._train(report):
-                status, reason = "stopped", f"its time was over at {self.epochs:.2f} N"
-        except silk.DivergenceError as error:
-            status, reason = "diverged", str(error)
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        with self._open_tensorboard() as self._tensorboard:
+            try:
+                if not self._train(report):
+                    status, reason = "stopped", f"its time was over at {self.epochs:.2f} N"
+            except silk.DivergenceError as error:
+                status, reason = "diverged", str(error)
         return self.team.from_first(lambda: self.folder.finish(self._summary(status, reason)))
 
     @property
@@ -106,14 +85,14 @@ class Run:
         self.task: Task = find(config.task)(config.options, config.data_dir, self.device)
         generator = torch.Generator().manual_seed(config.seed)
         method = methods.find(config.optimizer)
-        self.optimizer = method.make(list(self.task.model.parameters()), config.hyperparameters(), generator)
+        self.optimizer = method.make(list(self.task.model.parameters()), config, generator)
         self.task.set_reference(getattr(self.optimizer, "reference", None))
         small = config.batch_size
         assert small is not None
         anchor = small if method.plain else config.anchor_batch_size
         length = self._inner_length(anchor, small, method.plain)
         self.inner = int(length.mean) if math.isfinite(length.mean) else 10
-        self.batches = self.task.batches(anchor, small, length, generator)  # pyright: ignore[reportArgumentType]
+        self.batches = self.task.batches(anchor, small, length, generator)
         self.team.split(self.batches, config.task)
         self.meter, self.line = Meter(self.task.model, self.optimizer), None
         if isinstance(self.optimizer, silk.VarianceReduced):
@@ -128,20 +107,14 @@ class Run:
     def _inner_length(self, anchor: int | None, small: int, plain: bool) -> InnerLength:
         inner = 1 if plain else self.config.inner_steps or 1
         if inner == "theorem-2":
-            sparsity = getattr(self.optimizer, "sparsity", None)
-            shapes = [p.shape for p in self.task.model.parameters()]
-            density = 1.0 if sparsity is None else sparsity.density(shapes)
+            sparsity, params = getattr(self.optimizer, "sparsity", None), self.task.model.parameters()
+            density = 1.0 if sparsity is None else sparsity.density([p.shape for p in params])
             inner = theorem_2_inner_steps(anchor or self.task.samples, small, density)
         length = as_inner_length(inner)
         return Adaptive(**self.config.adaptive) if isinstance(length, Adaptive) else length
 
-    # Training.
-
     def _train(self, report: Report) -> bool:
-        """Train until the budget (True) or the time (False) is spent.
-
-        The clock runs while batches are fetched and steps are taken, not during evaluations and checkpoints.
-        """
+        """Train until the budget (True) or the time (False) is spent. The clock runs during batches and steps alone."""
         counters, config = self.counters, self.config
         batches = iter(self.batches)
         saved_at = counters.seconds
@@ -167,7 +140,7 @@ class Run:
                     self.meter.update_memory(config.memory_decay)
             if counters.updates % 20 == 1 and self.team.writes:
                 with self._paused():
-                    report(Progress(self.epochs, config.budget, float(loss), counters.seconds))
+                    report((self.epochs, float(loss)))
                     if counters.seconds - saved_at >= config.checkpoint_every:
                         self._save()
                         saved_at = counters.seconds
@@ -185,8 +158,8 @@ class Run:
         return time.perf_counter()
 
     def _step(self, batch: Any, is_anchor: Any) -> Tensor:
-        size = self.task.size(batch)
-        optimizer = self.optimizer
+        optimizer, size = self.optimizer, self.task.size(batch)
+        total = self.team.total(is_anchor, size)
         self.meter.saved_v_norm = None
         self._set_epoch_lr()
 
@@ -204,10 +177,10 @@ class Run:
                 self.line.step()
         else:
             loss = closure()
-            size = self.team.average(self.task.model.parameters(), is_anchor, size)
+            self.team.average(self.task.model.parameters(), is_anchor, size)
             optimizer.step()
-            self.counters.queries += size
-        self.counters.samples += self.team.total(is_anchor, size)
+            self.counters.queries += total
+        self.counters.samples += total
         self.task.stepped()
         return loss
 
@@ -219,22 +192,18 @@ class Run:
 
     def _evaluate(self) -> None:
         """Write one row of metrics. The random state is restored, so evaluations do not change the run."""
-        state = torch.get_rng_state()
-        metrics = self.task.evaluate()
-        torch.set_rng_state(state)
+        with torch.random.fork_rng(devices=[]):
+            metrics = self.task.evaluate()
         if isinstance(self.optimizer, silk.VarianceReduced):
             self.optimizer.check()
         counters = self.counters
         row = {"queries": self.epochs, **{k: getattr(counters, k) for k in ("samples", "updates", "seconds")}}
         row |= metrics | self.meter.row()
-        if not self.team.writes:
-            return
-        counters.metrics_bytes = self.folder.append(row)
+        if self.team.writes:
+            counters.metrics_bytes = self.folder.append(row)
         if self._tensorboard is not None:
             for name, value in row.items():
                 self._tensorboard.add_scalar(name, value, counters.updates)
-
-    # Stopping and resuming.
 
     def _save(self) -> None:
         state = {name: part.state_dict() for name, part in self._parts().items()}
@@ -259,7 +228,7 @@ class Run:
 
     def _open_tensorboard(self) -> Any:
         if not self.config.tensorboard or not self.team.writes:
-            return None
+            return contextlib.nullcontext()
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(self.folder.path / "tensorboard", purge_step=self.counters.updates)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spidersilk.lab.tasks import Batches
 from spidersilk.loop.loader import AnchorLoader
 from spidersilk.parallel import launch
 from spidersilk.parallel.workers import Workers, as_workers
-
-T = TypeVar("T")
 
 
 @cache
@@ -32,8 +29,7 @@ class Team:
             self.rank_device = launch.join()
             self.group = dist.group.WORLD
         self.workers = as_workers(self.group)
-        self.rank, self.world = self.workers.rank, self.workers.world
-        self.writes = self.rank == 0
+        self.world, self.writes = self.workers.world, self.workers.rank == 0
 
     def device(self, wanted: str) -> torch.device:
         """A GPU for each rank of a machine."""
@@ -43,31 +39,28 @@ class Team:
             raise ValueError(f"device = {wanted!r} under torchrun: its ranks have {self.rank_device}, so leave it out")
         return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
 
-    def from_first(self, do: Callable[[], T]) -> T:
+    def from_first(self, do: Callable[[], Any]) -> Any:
         """Call `do` on rank 0 and return its result on all ranks; what it raises is raised on all."""
         if not isinstance(self.workers, Workers):
             return do()
-        message: list[Any] = [None, None]
+        message: list[Any] = [None]
         if self.writes:
             try:
-                message[0] = do()
+                message = [do()]
             except Exception as error:
-                message[1] = error
+                message = [error]
         with self.workers.answering("the start or the end of a run"):
             dist.broadcast_object_list(message, group=self.group, group_src=0)
-        result, error = message
-        if error is not None:
-            raise error
-        return result
+        if isinstance(message[0], Exception):
+            raise message[0]
+        return message[0]
 
-    def split(self, batches: Batches, task: str) -> None:
+    def split(self, batches: object, task: str) -> None:
         """Each rank takes its part of every batch."""
         if self.world == 1:
             return
         if not isinstance(batches, AnchorLoader):
-            raise ValueError(
-                f"the task {task!r} cannot be split over ranks, as its batches follow each other: run it alone"
-            )
+            raise ValueError(f"the task {task!r} cannot be split over ranks, as its batches are in order: run it alone")
         batches.split_over(self.group)
 
     def total(self, is_anchor: object, size: int) -> int:
@@ -75,12 +68,11 @@ class Team:
         portion = getattr(is_anchor, "portion", None)
         return size if portion is None else portion.total
 
-    def average(self, params: Iterable[Tensor], is_anchor: object, size: int) -> int:
-        """Average the gradients of a plain optimizer over ranks; returns the samples on all of them."""
+    def average(self, params: Iterable[Tensor], is_anchor: object, size: int) -> None:
+        """Average the gradients of a plain optimizer over ranks."""
         if isinstance(self.workers, Workers):
             gradients = [p.grad for p in params if p.grad is not None]
             self.workers.average(gradients, self.workers.share(getattr(is_anchor, "portion", None), size))
-        return self.total(is_anchor, size)
 
 
 def check_command() -> None:
@@ -90,7 +82,6 @@ def check_command() -> None:
 
 
 def leave() -> None:
-    """Leave the process group."""
     if team.cache_info().currsize and team().group is not None:
         team.cache_clear()  # it refers to the group
         launch.leave()

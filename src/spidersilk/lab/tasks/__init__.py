@@ -6,29 +6,19 @@ import difflib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from spidersilk.lab.data.files import DataError, File, locate, read
-from spidersilk.loop.batches import Anchor, Small
+from spidersilk.lab.data.files import DataError, File, files_like, locate, read
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.loop.loader import AnchorLoader
-from spidersilk.parallel.workers import Portion
 
 State = dict[str, Any]
 Options = dict[str, Any]
-
-
-class Batches(Protocol):
-    """An endless iterator of (batch, is_anchor) that can be saved and resumed; AnchorLoader is one."""
-
-    def __iter__(self) -> Iterator[tuple[Any, Anchor | Small | Portion | bool]]: ...
-    def state_dict(self) -> State: ...
-    def load_state_dict(self, state: State, /) -> None: ...
 
 
 class Task(ABC):
@@ -45,11 +35,9 @@ class Task(ABC):
     options: ClassVar[Options]
     settings: ClassVar[Options] = {}
     model: nn.Module
-    samples: int
-    """N, by which queries are divided."""
+    samples: int  # N, by which queries are divided
     train: Tensor | tuple[Tensor, ...]
-    data_name: str = ""
-    """What reports call the data."""
+    data_name: str = ""  # what reports call the data
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         unknown = [key for key in options if key not in self.options]
@@ -58,10 +46,17 @@ class Task(ABC):
         self.given = self.options | options
         self.data_dir, self.device = data_dir, device
 
+    def chosen(self, key: str, known: Iterable[str]) -> str:
+        """The option `key`, which must be one of `known`."""
+        value = str(self.given[key])
+        if value not in known:
+            raise ValueError(f"{key} = {self.given[key]!r} is not known{nearest(value, known)}")
+        return value
+
     @classmethod
     def files(cls, options: Options) -> list[File]:
-        """The files that a run with these options reads; none for embedded data."""
-        return []
+        """The files that a run with these options reads: those in the folder that the option `data` names, if any."""
+        return files_like(f"{options.get('data')}/*")
 
     @classmethod
     def missing_data(cls, options: Options, data_dir: Path | str | None) -> str | None:
@@ -74,12 +69,11 @@ class Task(ABC):
             return str(error)
         return None
 
-    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> Batches:
-        """The batches of a run: `anchor` samples at anchors, `small` at small steps."""
+    def batches(self, anchor: int | None, small: int, inner: int | InnerLength, generator: torch.Generator) -> Any:
+        """What yields (batch, is_anchor) without end and can be saved and resumed; `anchor` may be None for all."""
         return AnchorLoader(self.train, anchor, small, inner, loops=10**9, generator=generator)
 
     def size(self, batch: Any) -> int:
-        """The number of samples in a batch."""
         return len(batch[0] if isinstance(batch, tuple | list) else batch)
 
     @abstractmethod
@@ -93,8 +87,9 @@ class Task(ABC):
     def stepped(self) -> None:  # noqa: B027
         """Called after each step: a stateful model commits its new state here."""
 
-    def set_reference(self, reference: str | None) -> None:  # noqa: B027
+    def set_reference(self, reference: str | None) -> None:
         """Called once, with the optimizer's reference point ("previous", "anchor" or None), for stateful models."""
+        self.reference = reference
 
     def state_dict(self) -> State:
         """What a resumed run needs besides model, optimizer and batches."""

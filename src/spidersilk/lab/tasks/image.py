@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
-from spidersilk.lab.data.published import image_files
-from spidersilk.lab.data.sets import IMAGES
-from spidersilk.lab.tasks import Options, Task, nearest, register
+from spidersilk.lab.data.sets import IMAGES, image_files
+from spidersilk.lab.tasks import Options, Task, register
 from spidersilk.lab.tasks.models import MODELS
 
 
@@ -26,10 +25,8 @@ class Image(Task):
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
-        for key, known in (("model", MODELS), ("data", IMAGES)):
-            if self.given[key] not in known:
-                raise ValueError(f"{key} = {self.given[key]!r} is not known{nearest(str(self.given[key]), known)}")
-        images = IMAGES[self.given["data"]](data_dir, self.given["train_samples"])
+        make, parameters = MODELS[self.chosen("model", MODELS)]
+        images = IMAGES[self.chosen("data", IMAGES)](data_dir, self.given["train_samples"])
         self.data_name = images.name
         count = self.given["train_samples"] or len(images.train_x)
         self.train = images.train_x[:count].to(device), images.train_y[:count].to(device)
@@ -37,7 +34,6 @@ class Image(Task):
         self.samples = len(self.train[0])
         if self.given["channels_last"] and device.type == "cuda":
             torch.backends.cudnn.benchmark = True
-        make, parameters = MODELS[self.given["model"]]
         self.model = make().to(device)
         assert sum(p.numel() for p in self.model.parameters()) == parameters
 
@@ -56,13 +52,9 @@ class Image(Task):
         metrics = {}
         for part, (x, y) in (("train", self.train), ("test", self.test)):
             x, y = x[: self.given["eval_samples"]], y[: self.given["eval_samples"]]
-            losses, right = [], []
-            for bx, by in zip(x.split(1000), y.split(1000), strict=True):
-                out = self.model(self._pixels(bx)).float()
-                losses.append(F.cross_entropy(out, by, reduction="sum").double())
-                right.append((out.argmax(1) == by).sum())
-            metrics[f"{part}_loss"] = float(torch.stack(losses).sum()) / len(y)
-            metrics[f"{part}_accuracy"] = int(torch.stack(right).sum()) / len(y)
+            out = torch.cat([self.model(self._pixels(pixels)) for pixels in x.split(1000)]).double()
+            metrics[f"{part}_loss"] = float(F.cross_entropy(out, y))
+            metrics[f"{part}_accuracy"] = float((out.argmax(1) == y).double().mean())
         self.model.train()
         return metrics
 

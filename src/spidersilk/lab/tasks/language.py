@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.lab.data.files import File
-from spidersilk.lab.data.published import PTB
+from spidersilk.lab.data.files import File, files_like
 from spidersilk.lab.data.sets import ptb
-from spidersilk.lab.tasks import Options, Task, register
-from spidersilk.lab.tasks import State as Saved
-from spidersilk.loop.batches import Anchor, Small
-from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
-from spidersilk.operator.stream import fresh_seed
+from spidersilk.lab.tasks import Options, State, Task, register
+from spidersilk.loop.lengths import InnerLength
+from spidersilk.loop.loader import AnchorLoader
 
-State = tuple[Tensor, Tensor]
+Hidden = tuple[Tensor, Tensor]
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -33,7 +30,7 @@ class LanguageModel(nn.Module):
         self.lstm = nn.LSTM(width, hidden, batch_first=True)
         self.head = nn.Linear(hidden, vocabulary)
 
-    def forward(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, tokens: Tensor, state: Hidden) -> tuple[Tensor, Hidden]:
         out, state = self.lstm(self.embedding(tokens), state)
         return self.head(out), state
 
@@ -41,52 +38,33 @@ class LanguageModel(nn.Module):
 class Chunks:
     """Chunks of the two matrices in turn: Z_2 at anchors, Z_1 at small steps, each advancing when it is used.
 
-    A batch is (which, number of the chunk): the text stays in the task. As printed, Algorithm 2 takes chunk t mod l of
-    both, so that with m = 2 half of each is never seen: `printed` does that.
+    A batch is (which, number of the chunk): the text stays in the task. `order` says when an anchor comes; its batches
+    are not looked at. As printed, Algorithm 2 takes chunk t mod l of both, so that with m = 2 half of each is not seen.
     """
 
-    def __init__(self, lengths: dict[str, int], rows: dict[str, int], inner: InnerLength, seed: int, printed: bool):
-        self.lengths, self.rows, self.inner, self.seed, self.printed = lengths, rows, inner, seed, printed
-        self.step, self.loop, self.left = 0, 0, 0
+    def __init__(self, order: AnchorLoader, lengths: dict[str, int]):
+        self.order, self.lengths = order, lengths
         self.used = {"large": 0, "small": 0}
 
-    def __iter__(self) -> Iterator[tuple[tuple[str, int], Anchor | Small | bool]]:
-        adaptive = self.inner if isinstance(self.inner, Adaptive) else None
-        while True:
-            is_anchor: Anchor | Small | bool = False
-            which = "small"
-            if self.left == 0:
-                length = self._length()
-                is_anchor, which = Anchor(idle=length == 0), "large"
-                self.loop, self.left = self.loop + 1, max(length, 1)
-            elif adaptive is not None:
-                is_anchor = Small(adaptive, self.rows["small"], self.rows["large"], self._end_loop)
-            chunk = (self.step if self.printed else self.used[which]) % self.lengths[which]
-            self.step, self.left = self.step + 1, self.left - 1
+    def __iter__(self) -> Iterator[tuple[tuple[str, int], Any]]:
+        for _, is_anchor in self.order:
+            which = "large" if is_anchor else "small"
             self.used[which] += 1
-            yield (which, chunk), is_anchor
+            yield (which, (self.used[which] - 1) % self.lengths[which]), is_anchor
 
-    def _length(self) -> int:
-        if isinstance(self.inner, Adaptive):
-            return self.inner.ceiling or 10**12
-        return self.inner.length(self.seed, self.loop)
+    def state_dict(self) -> State:
+        return {"order": self.order.state_dict(), "used": dict(self.used)}
 
-    def _end_loop(self) -> None:
-        self.left = 0
-
-    def state_dict(self) -> Saved:
-        return {"seed": self.seed, "step": self.step, "loop": self.loop, "left": self.left, **self.used}
-
-    def load_state_dict(self, state: Saved) -> None:
-        self.seed, self.step, self.loop, self.left = (state[k] for k in ("seed", "step", "loop", "left"))
-        self.used = {which: state[which] for which in self.used}
+    def load_state_dict(self, state: State) -> None:
+        self.order.load_state_dict(state["order"])
+        self.used = dict(state["used"])
 
 
 @register
 class Language(Task):
     name = "language"
     about = "LSTM language model on PTB (Algorithm 2), vocabulary 1000 or 10000"
-    options: ClassVar[Options] = {"vocabulary": 1000, "embedding": 128, "hidden": 1024, "length": 35, "printed": False,
+    options: ClassVar[Options] = {"vocabulary": 1000, "embedding": 128, "hidden": 1024, "length": 35,
                                   "train_tokens": None, "eval_tokens": 20_000, "eval_pieces": 100}  # fmt: skip
     settings: ClassVar[Options] = {"lr": 0.2, "anchor_batch_size": 40, "batch_size": 20, "inner_steps": 2}
 
@@ -97,34 +75,33 @@ class Language(Task):
         self.text = {part: text[: self.given["train_tokens"]] for part, text in texts.items()}
         self.model = LanguageModel(len(words), self.given["embedding"], self.given["hidden"]).to(device)
         self.samples = len(self.text["train"]) // self.given["length"]  # a sample is a row of `length` tokens
-        self.reference: str | None = "previous"
-        self._pending: dict[str, State] = {}
+        self._pending: dict[str, Hidden] = {}
 
     @classmethod
     def files(cls, options: Options) -> list[File]:
-        return list(PTB.values())
+        return files_like("ptb/*")
 
-    def batches(self, anchor: int, small: int, inner: int | InnerLength, generator: torch.Generator) -> Chunks:
-        self.rows = {"large": anchor, "small": small}
+    def batches(self, anchor: int | None, small: int, inner: int | InnerLength, generator: torch.Generator) -> Chunks:
+        self.rows = {"large": anchor or self.samples, "small": small}
         self.matrix = {which: self._matrix(self.text["train"], rows) for which, rows in self.rows.items()}
         self.state = {which: self._zero_state(rows) for which, rows in self.rows.items()}
         self.old_state = self.state["small"]
         lengths = {which: self._chunks(matrix) for which, matrix in self.matrix.items()}
-        return Chunks(lengths, self.rows, as_inner_length(inner), fresh_seed(generator), self.given["printed"])
+        order = AnchorLoader(torch.empty(self.samples), anchor, small, inner, loops=10**9, generator=generator)
+        return Chunks(order, lengths)
 
     def _matrix(self, text: Tensor, rows: int) -> Tensor:
         """The text as `rows` contiguous rows."""
         columns = len(text) // rows
         if columns <= self.given["length"]:
-            raise ValueError(
-                f"{len(text)} tokens in {rows} rows leave {columns} each: lower the batch size or `length`"
-            )
+            short = f"{len(text)} tokens in {rows} rows leave {columns} each"
+            raise ValueError(f"{short}: lower the batch size or `length`")
         return text[: rows * columns].view(rows, columns).to(self.device)
 
     def _chunks(self, matrix: Tensor) -> int:
         return (matrix.shape[1] - 1) // self.given["length"]
 
-    def _zero_state(self, rows: int) -> State:
+    def _zero_state(self, rows: int) -> Hidden:
         shape = (1, rows, self.given["hidden"])
         return torch.zeros(shape, device=self.device), torch.zeros(shape, device=self.device)
 
@@ -141,7 +118,7 @@ class Language(Task):
             self._pending = {which: (after[0].detach(), after[1].detach())}
         return loss
 
-    def _chunk_loss(self, matrix: Tensor, chunk: int, state: State) -> tuple[Tensor, State]:
+    def _chunk_loss(self, matrix: Tensor, chunk: int, state: Hidden) -> tuple[Tensor, Hidden]:
         length = self.given["length"]
         text = matrix[:, chunk * length : (chunk + 1) * length + 1]
         out, after = self.model(text[:, :-1], state)
@@ -152,9 +129,6 @@ class Language(Task):
         self.old_state = self.state["small"]
         self.state.update(self._pending)
         self._pending = {}
-
-    def set_reference(self, reference: str | None) -> None:
-        self.reference = reference
 
     def size(self, batch: tuple[str, int]) -> int:
         return self.rows[batch[0]]
@@ -186,9 +160,8 @@ class Language(Task):
         starts = [int(i * GOLDEN % 1 * (len(text) - columns + 1)) for i in range(count)]
         return torch.stack([text[i : i + columns] for i in starts]).to(self.device)
 
-    def state_dict(self) -> Saved:
-        return {"state": {which: list(state) for which, state in self.state.items()}, "old": list(self.old_state)}
+    def state_dict(self) -> State:
+        return {"state": dict(self.state), "old": self.old_state}
 
-    def load_state_dict(self, state: Saved) -> None:
-        self.state = {which: (s[0].to(self.device), s[1].to(self.device)) for which, s in state["state"].items()}
-        self.old_state = state["old"][0].to(self.device), state["old"][1].to(self.device)
+    def load_state_dict(self, state: State) -> None:
+        self.state, self.old_state = dict(state["state"]), state["old"]

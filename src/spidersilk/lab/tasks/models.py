@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,9 +47,5 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
-    "fc": (fully_connected, 308_310),
-    "cnn": (convolutional, 62_006),
-    "resnet18": (resnet18, 11_173_962),
-}
-"""Each model with the number of parameters that the paper's maxima of the entropy, log2 of it, imply."""
+# Each model with the number of parameters that the paper's maxima of the entropy, log2 of it, imply.
+MODELS = {"fc": (fully_connected, 308_310), "cnn": (convolutional, 62_006), "resnet18": (resnet18, 11_173_962)}

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
-from spidersilk.lab.data.published import ML_100K, ml_1m_file
-from spidersilk.lab.data.sets import movielens
+from spidersilk.lab.data.sets import movielens, ratings_file
 from spidersilk.lab.tasks import Options, Task, register
 
 
@@ -41,20 +40,17 @@ class Ranking(Task):
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
-        if str(self.given["data"]) not in ("100k", "1m"):
-            raise ValueError(f"data = {self.given['data']!r} is not known; there are '100k', '1m'")
-        pairs, users, items = movielens(str(self.given["data"]), data_dir)
-        self.data_name = f"MovieLens {str(self.given['data']).upper()}"
+        size = self.chosen("data", ("100k", "1m"))
+        pairs, users, items = movielens(size, data_dir)
+        self.data_name = f"MovieLens {size.upper()}"
         generator = torch.Generator().manual_seed(self.given["split_seed"])
         order = torch.randperm(len(pairs), generator=generator)
         test_count = int(len(pairs) * self.given["held_out"])
         train = self.train = pairs[order[test_count:]].to(device)
         self.samples = len(train)
-        self.seen = torch.zeros(users, items, dtype=torch.bool, device=device)
-        self.seen[train[:, 0], train[:, 1]] = True
-        self.wanted = torch.zeros_like(self.seen)
-        test = pairs[order[:test_count]].to(device)
-        self.wanted[test[:, 0], test[:, 1]] = True
+        self.seen, self.wanted = torch.zeros(2, users, items, dtype=torch.bool, device=device)
+        self.seen[*train.T] = True
+        self.wanted[*pairs[order[:test_count]].T.to(device)] = True
         self.items = items
         self.model = self.factors = Factors(users, items, self.given["rank"]).to(device)
         # A fixed sample of triples to measure the training loss on.
@@ -63,7 +59,7 @@ class Ranking(Task):
 
     @classmethod
     def files(cls, options: Options) -> list[File]:
-        return [ML_100K if str(options["data"]) == "100k" else ml_1m_file(None)]
+        return [ratings_file(str(options["data"]))]
 
     def _negatives(self, users: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """For each user an item without a rating in training: the first such of eight draws."""
@@ -83,8 +79,7 @@ class Ranking(Task):
     def evaluate(self) -> dict[str, float]:
         """Training loss on fixed triples; AUC and precision@10 over held-out items against all unrated ones."""
         loss = float(self._triple_loss(self._probe[:, 0], self._probe[:, 1], self._probe_negatives))
-        tables = self.factors
-        scores = tables.user.weight @ tables.item.weight.T + tables.bias.weight.T
+        scores = self.factors.user.weight @ self.factors.item.weight.T + self.factors.bias.weight.T
         scores = scores.masked_fill(self.seen, float("-inf"))
         users = self.wanted.any(1)
         order = scores.argsort(1)
