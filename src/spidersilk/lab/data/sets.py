@@ -128,7 +128,9 @@ def number_tokens(texts: dict[str, list[str]], vocabulary: int) -> tuple[dict[st
     counts = Counter(texts["train"])
     words = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary]
     numbers = {word: number for number, word in enumerate(words)}
-    unknown = numbers["<unk>"]  # one of the most frequent words
+    if "<unk>" not in numbers:  # one of the most frequent words
+        raise ValueError(f"vocabulary = {vocabulary} leaves out <unk>, which stands for rare words: raise it")
+    unknown = numbers["<unk>"]
     return {part: torch.tensor([numbers.get(w, unknown) for w in text]) for part, text in texts.items()}, words
 
 
@@ -137,7 +139,10 @@ def movielens(size: str = "100k", data_dir: Path | str | None = None) -> tuple[T
     file = ratings_file(size, data_dir)
     separator, expected = ("\t", 100_000) if size == "100k" else ("::", 1_000_209)
     rows = [line.split(separator)[:2] for line in read(file, data_dir).decode("latin-1").splitlines() if line]
-    pairs = torch.tensor([[int(user), int(item)] for user, item in rows])
+    try:
+        pairs = torch.tensor([[int(user), int(item)] for user, item in rows])
+    except ValueError as error:
+        raise DataError(f"{file.path}: a line without a user and an item ({error}): get it again") from error
     if len(pairs) != expected:
         raise DataError(f"{file.path}: {len(pairs):,} ratings, not {expected:,}: it is cut short or altered")
     users, items = (torch.unique(pairs[:, i], return_inverse=True) for i in (0, 1))
