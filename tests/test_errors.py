@@ -69,6 +69,11 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "negative weight decay": (lambda: silk.SparseSGD(p(), 0.1, weight_decay=-1.0), "weight_decay = -1.0 must be"),
     "max_norm of 0": (lambda: silk.SVRG(p(), 0.1, max_norm=0.0), "max_norm = 0.0 must be positive"),
     "unknown backend": (lambda: silk.SVRG(p(), 0.1, backend="cuda"), "backend = 'cuda' is not one of 'auto', 'torch'"),
+    "a model that is none": (lambda: silk.SVRG(p(), 0.1, model="mlp"), "model = str must be the nn.Module that holds"),
+    "a model without the parameters": (
+        lambda: silk.SVRG(p(), 0.1, model=torch.nn.BatchNorm1d(3)),
+        "model: it does not hold all the parameters",
+    ),
     "missing backend": (lambda: silk.SVRG(p(), 0.1, backend="triton"), "backend = 'triton' cannot be had"),
     "unknown reference": (lambda: reduced("last"), "reference = 'last' is not one of 'previous', 'anchor', None"),
     "unknown move": (lambda: reduced(move="some"), "move = 'some' is not one of 'all', 'selected'"),

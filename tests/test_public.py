@@ -45,7 +45,7 @@ TESTED_IN = {
     "distributed": "parallel/test_workers",
     "operator/stream": "operator/test_selection",
     "parallel/agreement": "parallel/test_workers",
-    "parallel/ddp": "parallel/test_workers",
+    "parallel/ddp_wrappers": "parallel/test_workers",
     "theory/trials": "theory/test_inspection",
     "live_modules": "variance/test_two_point",
     "loop/batches": "loop/test_counter",

@@ -328,3 +328,23 @@ def test_measures_know_of_rows() -> None:
     expected = silk.rtop_variance(memory, y, 0.2, 0.2, shapes=shapes)
     sample = torch.tensor(told, dtype=torch.float64)
     assert abs(float(sample.mean()) - expected) <= 4 * float(sample.std()) / math.sqrt(len(told))
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_sums_of_a_finite_memory_may_overflow(backend: str) -> None:
+    """The sum of M over a row is cut at the largest float: an M that is finite is never refused."""
+    model = nn.Linear(64, 8, bias=False)
+    base = torch.optim.SGD(model.parameters(), lr=0.0)
+    sparsity = silk.RTop(0.3, 0.3, groups="rows")
+    optimizer = silk.VarianceReduced(base, "previous", sparsity=sparsity, inner_steps=5, backend=backend)
+
+    def closure() -> Tensor:
+        loss = model.weight.sum()
+        loss.backward()
+        assert model.weight.grad is not None
+        model.weight.grad.fill_(1e37)
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure, samples=1)
+    assert optimizer.steps == 3

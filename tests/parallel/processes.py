@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import spidersilk as silk
 import spidersilk.distributed
-from spidersilk.variance.backprop import rules
+from spidersilk.variance.backprop import registry
 
 WORLD = 4
 TIMEOUT = timedelta(seconds=60)
@@ -174,11 +174,11 @@ class Training:
 
 def trajectory(group: Any, method: str, steps: int = 100, **options: Any) -> tuple[Tensor, float]:
     training = Training(group, method, **options)
-    smallest, rules.SMALLEST = rules.SMALLEST, 1
+    smallest, registry.SMALLEST = registry.SMALLEST, 1
     try:
         points = training.go(steps)
     finally:
-        rules.SMALLEST = smallest
+        registry.SMALLEST = smallest
     assert (training.optimizer._engine.captures > 0) is (method == "sparse backward")
     return points, training.optimizer.gradient_queries
 

@@ -313,3 +313,38 @@ def test_what_it_refuses(case: str) -> None:
     make, words = WRONG[case]
     with pytest.raises((ValueError, RuntimeError), match=re.escape(words)):
         make(problem()[0])
+
+
+class _Around(nn.Module):
+    """A module that holds the trained one, and has buffers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(50, 4, sparse=True), nn.BatchNorm1d(4, affine=False)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return self.norm(self.table(indices)).square().mean() + self.table(indices).mean()
+
+
+def test_buffers_around_the_model_move_once_a_step_and_a_failed_anchor_leaves_the_loop_as_it_was() -> None:
+    torch.manual_seed(0)
+    outer = _Around()
+    optimizer = silk.LazySVRG(outer.table, lr=0.1)
+    indices = torch.randint(50, (30,))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = outer(indices)
+        loss.backward()
+        return loss
+
+    def failing() -> Tensor:
+        raise KeyError("no data")
+
+    for anchor in (True, False, False, False):
+        optimizer.step(closure, anchor=anchor)
+    assert int(outer.norm.num_batches_tracked) == 4
+    with pytest.raises(KeyError):
+        optimizer.step(failing, anchor=True)
+    optimizer.step(closure, anchor=False)  # v is that of the first anchor
+    assert optimizer.inner_step == 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import METHODS, SPARSE
 from small_net import base_of, flat, make, net, simple, train
-from torch import nn
+from torch import Tensor, nn
 
 import spidersilk as silk
 
@@ -141,3 +141,23 @@ def test_the_same_generator_gives_the_same_run(name: str) -> None:
         results.append(flat(model))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+def test_a_refused_step_builds_nothing() -> None:
+    """Groups can be added until the first step, whatever was asked or refused before."""
+    x, y = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = silk.SVRG([x], 0.1)
+
+    def closure() -> Tensor:
+        loss = (x * y).sum()
+        loss.backward()
+        return loss
+
+    with pytest.raises(ValueError, match="needs inner_steps"):
+        optimizer.step(closure)
+    with pytest.raises(ValueError, match="samples = -1"):
+        optimizer.step(closure, anchor=True, samples=-1)
+    optimizer.check_agreement()
+    optimizer.add_param_group({"params": [y]})
+    optimizer.step(closure, anchor=True)
+    assert optimizer.d == 6

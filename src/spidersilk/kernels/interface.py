@@ -49,7 +49,9 @@ class Update:
     v: Tensor
     values: Tensor
     formula: Callable[[Update], None]
-    """Updates v and M in plain torch."""
+    """Updates v in plain torch."""
+    remember: Callable[[Update], None]
+    """Updates M in plain torch."""
     form: Form | None = None
     """The fused kernel that does the same; None: there is none."""
     v_anchor: Tensor | None = None

@@ -44,7 +44,10 @@ class PlainKernels:
 
     def advance(self, update: Update) -> Outcome:
         update.formula(update)
-        return Outcome(all_finite([update.v], update.flag))
+        finite = all_finite([update.v], update.flag)
+        if finite:
+            update.remember(update)
+        return Outcome(finite)
 
 
 PLAIN = PlainKernels()

@@ -101,11 +101,10 @@ class LoopCounter:
         self.steps += 1
         self.longest = max(self.longest, inner_step + 1)
 
-    def end_loop(self, small: Small | None) -> None:
+    def end_loop(self, small: Small) -> None:
         """Let an anchor come next, and the loader know."""
         self.loop_length = self.inner_step = -1
-        if small is not None:
-            small.end_loop()
+        small.end_loop()
 
     def start_anew(self) -> None:
         """After a divergence: v is worthless, and so is what came of an anchor."""

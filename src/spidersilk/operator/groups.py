@@ -75,7 +75,7 @@ class RowClass:
             torch.linalg.vector_norm(memory[at : at + n * self.length].reshape(n, self.length), 1, dim=1, dtype=dtype)
             for at, n in self.pieces
         ]
-        return sums[0] if len(sums) == 1 else torch.cat(sums)
+        return (sums[0] if len(sums) == 1 else torch.cat(sums)).clamp(max=torch.finfo(dtype).max)
 
 
 class RowLayout:

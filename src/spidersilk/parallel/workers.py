@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spidersilk.operator.stream import fresh_seed
 from spidersilk.parallel.agreement import Fact, compare
-from spidersilk.parallel.ddp import Wrappers, refuse_sharding
+from spidersilk.parallel.ddp_wrappers import Wrappers, refuse_sharding
 
 if dist.is_available():  # before there is a group: defaults of its functions hold the one they find, see `leave`
     import torch.distributed.nn

@@ -75,6 +75,7 @@ class Engine:
         fused = self.estimator.fused is not None and method.sparsity is not None
         self._advance = kernels.advance if fused else PLAIN.advance
         self._rescales = method.scaling == "unbiased"
+        self._on_cuda = any(slab.device.type == "cuda" for slab in self.slabs)
         self._wanted: tuple[Selections, list[Wanted]] = [], []
 
     # An anchor.
@@ -95,7 +96,7 @@ class Engine:
                 vectors.start_memory()
                 self.selector.hint = None
             if method.anchor_move == "selected":
-                pairs = zip(self.select(), vectors.v, strict=True)
+                pairs = zip(self.select(at_anchor=True), vectors.v, strict=True)
                 self._move_selected([s.gather(v) for s, v in pairs if s is not None], frozen)
         if method.anchor_move == "all":
             self._move_all(frozen)
@@ -103,11 +104,11 @@ class Engine:
 
     # A small step.
 
-    def select(self) -> Selections:
+    def select(self, at_anchor: bool = False) -> Selections:
         """The selections of this step (M alone decides them)."""
         if self.selector is None:
             return [None] * len(self.slabs)
-        if self.method.choose == "anchor" and self.slabs[0].device.type == "cuda" and capturing():
+        if self.method.choose == "anchor" and not at_anchor and self._on_cuda and capturing():
             raise RuntimeError(
                 "choose = 'anchor' in the capture of a CUDA graph: the graph would go on with this loop's selection, "
                 "whose memory the next anchor frees; use choose='step' there"
@@ -192,7 +193,8 @@ class Engine:
             Update(
                 vectors.v[number],
                 value,
-                self._formula,
+                self.estimator.formula,
+                memory.update,
                 self.estimator.fused,
                 vectors.v_anchor[number] if vectors.v_anchor else None,
                 vectors.memory[number] if vectors.memory else None,
@@ -206,10 +208,6 @@ class Engine:
             )
             for number, (value, selection) in enumerate(zip(values, selections, strict=True))
         ]
-
-    def _formula(self, update: Update) -> None:
-        self.estimator.formula(update)
-        memory.update(update)
 
     # The same in two halves, for who wants to look at v before it is taken.
 

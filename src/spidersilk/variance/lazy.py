@@ -71,7 +71,7 @@ class LazySVRG(CountsLoops, Optimizer):
         self._slab = _one_slab(self.param_groups)
         kernels = backends.find(backend, [(self._slab.device, self._slab.dtype)])
         self._rows = LazyRows(self._slab, self.sparsity, kernels)
-        self._points = TwoPoint(self._slab.params, model)
+        self._points = TwoPoint(self._slab.params)  # the closure may call modules around `model`
         self._has_memory = self._has_selection = self._closed = False
         self._handles = [h for module in model.modules() if _is_table(module) for h in self._watch(module)]
 
@@ -144,8 +144,8 @@ class LazySVRG(CountsLoops, Optimizer):
         self._loop.begin_piece(piece)
         if piece.first:
             self._rows.flush()
-        self._loop.inner_step = -1
         loss = self._points.at_current(closure)
+        self._loop.inner_step = -1
         self._rows.accumulate(piece.weight, piece.first)
         self._loop.end_piece(piece, samples)
         if not piece.last or piece.idle:

@@ -98,7 +98,8 @@ class LazyRows:
     def draw(self, seed: int) -> None:
         """Select rows by the sums of M; what is kept of it is how much a difference on each row counts."""
         for number, (g1, g2) in enumerate(self.counts):
-            top, random = self.kernels.select(self.sums[number], g1, g2, mix(seed, number))
+            sums = self.sums[number].clamp(max=torch.finfo(self.sums[number].dtype).max)
+            top, random = self.kernels.select(sums, g1, g2, mix(seed, number))
             weights = self.weights[number].zero_().index_fill_(0, top, 1.0)
             scaled = g2 > 0 and self.sparsity.scaling == "unbiased"
             weights.index_fill_(0, random, (weights.numel() - g1) / g2 if scaled else 1.0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from spidersilk.checks import check_choice
 from spidersilk.operator.counts import resolve_counts
 from spidersilk.operator.settings import RTop, Scaling
-from spidersilk.parallel.ddp import refuse_sharded
+from spidersilk.parallel.ddp_wrappers import refuse_sharded
 from spidersilk.variance.estimators import Estimator, find
 
 Move = Literal["all", "selected"]
@@ -122,6 +124,17 @@ class Method:
         if self.sparsity is not None and self.sparsity.groups is None:
             del settings["sparsity"]["groups"]  # as in states that were saved before there were groups
         return settings
+
+
+def check_model(model: object, param_groups: Sequence[dict[str, Any]]) -> None:
+    """Refuse a `model=` whose buffers are not those of what is trained."""
+    if model is None:
+        return
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model = {type(model).__name__} must be the nn.Module that holds the parameters, or None")
+    inside = {id(p) for p in model.parameters()}
+    if any(id(p) not in inside for group in param_groups for p in group["params"]):
+        raise ValueError("model: it does not hold all the parameters, so give the module around all of them, or None")
 
 
 def check_base(base: object, method: Method) -> None:

@@ -19,6 +19,7 @@ from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.operator.selection import Selection
 from spidersilk.operator.settings import RTop
 from spidersilk.operator.stream import Stream
+from spidersilk.parallel.agreement import Fact
 from spidersilk.parallel.workers import Group, Traffic, as_workers
 from spidersilk.variance.agreement import facts_of
 from spidersilk.variance.divergence import DeviceFlag, DivergenceError
@@ -26,7 +27,7 @@ from spidersilk.variance.engine import Engine
 from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
 from spidersilk.variance.measures import Measures
-from spidersilk.variance.method import Choose, Method, Move, check_base
+from spidersilk.variance.method import Choose, Method, Move, check_base, check_model
 from spidersilk.variance.over_base import CHANGED, OverBase
 from spidersilk.variance.smoothness import Secants
 from spidersilk.variance.two_point import Closure, Point
@@ -94,6 +95,7 @@ class VarianceReduced(CountsLoops, OverBase):
         self._secants = Secants()
         self._watch = Watch(self.method, self._divergence)
         self.method.check_counts(self.d)
+        check_model(model, self.param_groups)
 
     # What a user asks.
 
@@ -104,6 +106,7 @@ class VarianceReduced(CountsLoops, OverBase):
     choose = property(lambda self: self.method.choose)
     anchor_move = property(lambda self: self.method.anchor_move)
     max_norm = property(lambda self: self.method.max_norm)
+    sparse_backward = property(lambda self: self._sparse_backward)
 
     @property
     def d(self) -> int:
@@ -139,9 +142,12 @@ class VarianceReduced(CountsLoops, OverBase):
 
     def check_agreement(self) -> None:
         """Raise DisagreementError on every rank if one differs; to be called on all of them. Anchors do so anyway."""
-        engine, settings = self._built(), [self._settings(), self.max_norm]
-        args = engine, self._loop, self._stream, self.param_groups, settings, bool(self._watch.hooks)
-        self._workers.verify(lambda: facts_of(*args))
+
+        def facts() -> list[Fact]:
+            settings, hooked = [self._settings(), self.max_norm], bool(self._watch.hooks)
+            return facts_of(self._built(), self._loop, self._stream, self.param_groups, settings, hooked)
+
+        self._workers.verify(facts)
 
     def check(self) -> None:
         """Wait for the device and raise DivergenceError if v was not finite at any step so far."""
@@ -161,13 +167,13 @@ class VarianceReduced(CountsLoops, OverBase):
         """
         if not callable(closure):
             raise ValueError(f"closure = {closure!r} must be a function that computes the loss and calls backward()")
+        batch = self._loop.read(anchor, samples, self._workers)
         engine = self._built()
         if not self._attached:  # not when it is built, for which a loaded state is enough: a wrapper may come later
             self._workers.attach(engine.vectors.params)
             self._attached = True
         if self._flag is not None and self._workers.world == 1:
             self._flag.poll()
-        batch = self._loop.read(anchor, samples, self._workers)
         return (self._anchor_step if batch.kind == "anchor" else self._small_step)(engine, closure, batch)
 
     def _anchor_step(self, engine: Engine, closure: Closure, batch: Batch) -> Any:
@@ -277,7 +283,7 @@ class VarianceReduced(CountsLoops, OverBase):
         self._secants = Secants(meter["smoothness"])
         self._loop.load_state_dict(state_dict["counters"] | {"longest": meter["longest"]})
         if "vectors" not in state_dict:
-            self._engine, self.is_built = None, False  # saved before the first step
+            self._engine, self._flag, self.is_built = None, None, False  # saved before the first step
         else:
             self._built().load_state_dict(state_dict)
             if self._flag is not None:

@@ -41,7 +41,8 @@ class Watch:
         values, small, inner_step = evaluated.values, batch.adaptive, loop.inner_step + 1
         estimates = engine.estimate(values, selections)
         if not all_finite(estimates, flag):
-            loop.end_loop(small)
+            if small is not None:
+                loop.end_loop(small)
             raise self._divergence(loop.steps, inner_step)
         change = math.nan
         if evaluated.before is not None:

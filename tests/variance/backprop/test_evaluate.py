@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
-from spidersilk.variance.backprop import rules
+from spidersilk.variance.backprop import registry
 
 ROWS = {"k1": 0.3, "k2": 0.2, "groups": "rows", "backend": "torch"}  # no kernels to compile
 SPARSE = [name for name in cases.METHODS if name.startswith("sparse")]
@@ -19,7 +19,7 @@ SPARSE = [name for name in cases.METHODS if name.startswith("sparse")]
 
 @pytest.fixture(autouse=True)
 def _take_small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "SMALLEST", 0)
+    monkeypatch.setattr(registry, "SMALLEST", 0)
 
 
 def trajectory(

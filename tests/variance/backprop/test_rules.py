@@ -19,18 +19,18 @@ from torch.utils.checkpoint import checkpoint
 
 from spidersilk.operator.groups import PickedRows
 from spidersilk.operator.selection import Selection
-from spidersilk.variance.backprop import Capture, Rule, Wanted, rule, rules
+from spidersilk.variance.backprop import Capture, Rule, Wanted, registry, rule
 from spidersilk.variance.two_point import swapped
 
 
 @pytest.fixture(autouse=True)
 def _take_small_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "SMALLEST", 0)
+    monkeypatch.setattr(registry, "SMALLEST", 0)
 
 
 @pytest.fixture
 def _own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "RULES", dict(rules.RULES))
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
 
 
 def selection_of(params: Sequence[Tensor], top: Sequence[Sequence[int]], random: Sequence[Sequence[int]]) -> Selection:

@@ -31,7 +31,7 @@ def apply(
     indices = None if selection is None else selection.indices
     scale = selection.scale if selection is not None and scaling == "unbiased" else 1.0
     k1 = 0 if selection is None else selection.k1
-    estimator.formula(Update(v, values, estimator.formula, None, v_anchor, None, indices, k1, scale))
+    estimator.formula(Update(v, values, estimator.formula, memory.update, None, v_anchor, None, indices, k1, scale))
 
 
 def test_recursive() -> None:
@@ -74,7 +74,7 @@ def test_memory_start_and_decay() -> None:
     m = vector(0, 0, 0, 0, 0)
     memory.start(m, vector(-1, 2, -3, 4, 0))
     assert m.tolist() == [1, 2, 3, 4, 0]
-    memory.update(Update(vector(-3, 0, 3, -4, 1), vector(), memory.update, memory=m, decay=0.25))
+    memory.update(Update(vector(-3, 0, 3, -4, 1), vector(), memory.update, memory.update, memory=m, decay=0.25))
     assert m.tolist() == [1.5, 1.5, 3, 4, 0.25]
     memory.update_selected(m, S, vector(-5.5, 0), 0.5)
     assert m.tolist() == [1.5, 3.5, 3, 2, 0.25]

@@ -106,8 +106,8 @@ class NumbaKernels:
         scales = np.asarray(scale, np.float64)
         largest = int(updates.weigh(_array(update.values), update.k1, scales, changes, changes.view(key)))
         start = {"recursive": v, "fresh": None}.get(update.form, update.v_anchor)
-        x = gradients = offsets = rates = _NOTHING
-        made = None
+        x = gradients = offsets = _NOTHING
+        rates, made = np.empty(0, number), None
         if update.rates is not None:
             if largest >= _SAFE[v.dtype]:
                 base = _array(v[:0] if start is None else start)

@@ -53,10 +53,10 @@ class TritonKernels:
         scale = update.scale.to(v.device) if isinstance(update.scale, Tensor) else update.scale
         top, random = indices[: update.k1], indices[update.k1 :]
         vectors.advance(v, anchor, memory, top, random, update.values, scale, update.decay, form, *flag)
+        for p in update.params:
+            p.grad = None  # that of the closure: its memory is needed for v
         gradients = None
         if update.rates is not None and len(set(update.rates)) == 1:
-            for p in update.params:
-                p.grad = None  # that of the closure: its memory is needed below
             gradients = self._move(update, update.rates[0], flag.raised)
         return Outcome(update.flag is not None or not bool(flag.raised), gradients)
 

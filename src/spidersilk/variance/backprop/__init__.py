@@ -2,7 +2,7 @@
 
 from spidersilk.variance.backprop import layers as layers  # the import registers its rules
 from spidersilk.variance.backprop.capture import Capture
-from spidersilk.variance.backprop.rules import Rule, rule
+from spidersilk.variance.backprop.registry import Rule, rule
 from spidersilk.variance.backprop.wanted import Wanted
 
 __all__ = ["Capture", "Rule", "Wanted", "rule"]

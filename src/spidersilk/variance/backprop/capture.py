@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from spidersilk.variance.backprop import rules
+from spidersilk.variance.backprop import registry
 from spidersilk.variance.backprop.wanted import Part, Wanted
 
 _autograd: Any = torch.autograd
@@ -117,13 +117,13 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs, has_rule = kwargs or {}, func in rules.RULES
+        kwargs, has_rule = kwargs or {}, func in registry.RULES
         if has_rule or func in _CUTTABLE:
             args = tuple(map(self.capture.cut, args))
             kwargs = {name: self.capture.cut(value) for name, value in kwargs.items()}
         elif func in _USES_OF_GRAD:
             self.capture.note_use(args[:1], self.capture.absent)
-        return rules.call(self.capture, func, args, kwargs) if has_rule else func(*args, **kwargs)
+        return registry.call(self.capture, func, args, kwargs) if has_rule else func(*args, **kwargs)
 
     @contextmanager
     def everywhere(self) -> Iterator[None]:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from spidersilk.variance.backprop import rules
-from spidersilk.variance.backprop.rules import Operands, Rule, rule
+from spidersilk.variance.backprop import registry
+from spidersilk.variance.backprop.registry import Operands, Rule, rule
 
 Size = int | Sequence[int]
 
@@ -80,7 +80,7 @@ class Embedding(Rule):
         sparse: bool = False,
     ) -> Operands | None:
         self.padding, self.length = padding_idx, weight.shape[0]
-        small = weight.numel() < 64 * rules.SMALLEST  # torch adds up a small table faster than `places` is made
+        small = weight.numel() < 64 * registry.SMALLEST  # torch adds up a small table faster than `places` is made
         return None if small or max_norm is not None or scale_grad_by_freq or sparse else (input, weight, None)
 
     def rows_gradient(self, delta: Tensor, x: Tensor, rows: Tensor) -> Tensor:
