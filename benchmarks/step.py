@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import spidersilk as silk
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import PLAIN
-from spidersilk.operator.stream import Stream
+from spidersilk.operator.random_stream import Stream
 
 SIZES = {"cpu": (62_006, 308_310, 11_173_962, 10**8), "cuda": (62_006, 308_310, 11_173_962, 10**8, 10**9)}
 BYTES = 28  # least traffic per parameter and step: x, M and v are read and written, M is read once more

@@ -15,7 +15,7 @@ import spidersilk as silk
 
 SOURCE = Path(silk.__file__).parent
 # From top to bottom. Files beside the folders come first, but for those that gather names for users, which come last.
-ORDER = ("checks", "live_modules", "kernels", "operator", "reference", "parallel", "distributed", "loop", "variance",
+ORDER = ("checks", "find_modules", "kernels", "operator", "reference", "parallel", "distributed", "loop", "variance",
          "sparse", "theory", "__init__", "lab")  # fmt: skip
 LAB = ("data", "tasks", "run", "experiments", "report")  # then the command line
 
@@ -95,7 +95,7 @@ def test_a_small_step_takes_few_hops(kind: type, files: int, functions: int) -> 
 def test_nobody_else_patches_modules_or_asks_the_garbage_collector() -> None:
     users = [name_of(path) for path in FILES if "gc.get_objects" in path.read_text()]
     patches = [name_of(path) for path in FILES if "Module.__call__ =" in path.read_text()]
-    assert users == patches == ["spidersilk.live_modules"]
+    assert users == patches == ["spidersilk.find_modules"]
 
 
 # What torch itself leaves open: batches and data, what a closure returns, states, parameter groups, DataLoader's own.

@@ -1,8 +1,8 @@
 """Variance-reduced optimisation with sparse gradients, for PyTorch."""
 
-from spidersilk.loop.batches import Anchor
 from spidersilk.loop.lengths import Adaptive, Geometric
 from spidersilk.loop.loader import AnchorLoader
+from spidersilk.loop.markers import Anchor
 from spidersilk.loop.step_size import InnerLine
 from spidersilk.operator.rtop import rtop, rtop_variance, select
 from spidersilk.operator.selection import Selection

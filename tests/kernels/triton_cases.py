@@ -26,7 +26,7 @@ from spidersilk.kernels.interface import Flag
 from spidersilk.kernels.plain import PLAIN, top_indices
 from spidersilk.kernels.triton import plan, vectors
 from spidersilk.kernels.triton.backend import TritonKernels
-from spidersilk.operator.stream import Stream
+from spidersilk.operator.random_stream import Stream
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 

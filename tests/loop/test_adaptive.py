@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import spidersilk as silk
-from spidersilk.loop.batches import Small
 from spidersilk.loop.lengths import Adaptive, as_inner_length
+from spidersilk.loop.markers import Small
 
 # The rules.
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from spidersilk.loop.batches import Anchor, Small
 from spidersilk.loop.counter import LoopCounter
 from spidersilk.loop.lengths import Adaptive, Fixed, Geometric
-from spidersilk.operator.stream import Stream
+from spidersilk.loop.markers import Anchor, Small
+from spidersilk.operator.random_stream import Stream
 from spidersilk.parallel.workers import Alone, Portion
 
 

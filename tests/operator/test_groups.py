@@ -18,8 +18,8 @@ import spidersilk as silk
 from spidersilk import reference
 from spidersilk.kernels.plain import PLAIN
 from spidersilk.operator.groups import RowLayout
+from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection, Selector
-from spidersilk.operator.stream import Stream
 from spidersilk.variance.measures import Meter
 from spidersilk.variance.method import Method
 

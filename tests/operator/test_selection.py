@@ -13,8 +13,8 @@ from torch import Tensor
 import spidersilk as silk
 from spidersilk import reference
 from spidersilk.kernels.plain import PLAIN
+from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selector
-from spidersilk.operator.stream import Stream
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -16,7 +16,7 @@ import torch
 from processes import METHODS, NAMED, Pool, trajectory
 
 import spidersilk as silk
-from spidersilk.parallel.workers import WorkerLostError
+from spidersilk.parallel.all_reduce import WorkerLostError
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,7 +14,7 @@ from processes import Training, trajectory
 from torch import nn
 
 import spidersilk as silk
-from spidersilk.loop.batches import Anchor
+from spidersilk.loop.markers import Anchor
 from spidersilk.parallel import agreement
 from spidersilk.parallel.agreement import checksum, checksum_of
 from spidersilk.parallel.workers import Portion, Traffic

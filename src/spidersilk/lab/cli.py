@@ -12,7 +12,7 @@ from spidersilk.lab.data.files import DataError
 from spidersilk.lab.run import team
 from spidersilk.lab.run.folder import RunError
 from spidersilk.parallel.agreement import DisagreementError
-from spidersilk.parallel.workers import WorkerLostError
+from spidersilk.parallel.all_reduce import WorkerLostError
 
 COMMANDS = (reproduce, runs, theory)  # importing a module adds its commands to `app`
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from spidersilk.loop.batches import WHOLE, Anchor, Batch, IsAnchor, Small
 from spidersilk.loop.lengths import Adaptive, InnerLength
-from spidersilk.operator.stream import Stream, mix
+from spidersilk.loop.markers import WHOLE, Anchor, Batch, IsAnchor, Small
+from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Portion
 
 _ENDLESS = 10**12  # updates

@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 
 from spidersilk.checks import check_positive_int
-from spidersilk.operator.stream import generator_at
+from spidersilk.operator.random_stream import generator_at
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from spidersilk.checks import check_choice, check_positive_int, check_same_settings
-from spidersilk.loop.batches import Anchor, Marker, Small
 from spidersilk.loop.datasets import as_tensors, count_samples, subset
 from spidersilk.loop.lengths import Adaptive, Fixed, InnerLength, as_inner_length
-from spidersilk.operator.stream import generator_at, mix
+from spidersilk.loop.markers import Anchor, Marker, Small
+from spidersilk.operator.random_stream import generator_at, mix
 from spidersilk.parallel.agreement import Fact, hash_of
 from spidersilk.parallel.workers import Group, Portion, as_workers
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spidersilk.kernels.interface import Kernels, Seed
-from spidersilk.operator.stream import mix
+from spidersilk.operator.random_stream import mix
 
 Shapes = Sequence[Sequence[int]]
 """The shapes of the tensors that a flat vector is made of, in order."""

@@ -9,8 +9,8 @@ from spidersilk.kernels import backends
 from spidersilk.kernels.plain import is_finite, top_indices
 from spidersilk.operator.counts import Count, check_count, check_shares, counts_within, resolve_counts
 from spidersilk.operator.groups import RowLayout, Shapes
+from spidersilk.operator.random_stream import fresh_seed
 from spidersilk.operator.selection import Selection
-from spidersilk.operator.stream import fresh_seed
 
 
 def select(

@@ -14,8 +14,8 @@ from torch import Tensor
 from spidersilk.kernels.interface import Kernels, Seed
 from spidersilk.operator.counts import counts_within, resolve_counts
 from spidersilk.operator.groups import PickedRows, Shapes
+from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.operator.settings import RTop
-from spidersilk.operator.stream import Stream, mix
 
 
 class SavedSelection(TypedDict):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from spidersilk.live_modules import modules_around
+from spidersilk.find_modules import modules_around
 
 _SHARDED = (
     "a parameter is sharded by FSDP: coordinates are selected over all parameters together, so each rank needs all of "

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from spidersilk.parallel.all_reduce import answering
 from spidersilk.parallel.workers import Group, Workers, as_workers
 
 
@@ -56,7 +57,7 @@ def broadcast(model: nn.Module, process_group: Group = "world") -> None:
     """Make the parameters and buffers of `model` on every rank those of rank 0."""
     workers = as_workers(process_group)
     if isinstance(workers, Workers):
-        with torch.no_grad(), workers.answering("the broadcast of a model"):
+        with torch.no_grad(), answering(workers.group, "the broadcast of a model"):
             for tensor in [*model.parameters(), *model.buffers()]:
                 dense = tensor.contiguous()
                 dist.broadcast(dense, group=workers.group, group_src=0)

@@ -6,8 +6,8 @@ no indices. An anchor all-reduces all of v. docs/distributed.md says how to use 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spidersilk.operator.stream import fresh_seed
+from spidersilk.operator.random_stream import fresh_seed
 from spidersilk.parallel.agreement import Fact, compare
+from spidersilk.parallel.all_reduce import SURE_SIGNS, all_reduce, answering
 from spidersilk.parallel.ddp_wrappers import Wrappers, refuse_sharding
 
 if dist.is_available():  # before there is a group: defaults of its functions hold the one they find, see `leave`
@@ -24,10 +25,6 @@ if dist.is_available():  # before there is a group: defaults of its functions ho
 
 Group: TypeAlias = "dist.ProcessGroup | Literal['world'] | None"
 BUCKET = 1 << 23  # entries of v that go in one all-reduce of an anchor
-
-
-class WorkerLostError(RuntimeError):
-    """Another worker of the group did not take part in a collective operation before the group's timeout."""
 
 
 @dataclass
@@ -149,7 +146,7 @@ class Workers(Alone):
         if generator is not None:
             return seed
         word = torch.tensor([seed], dtype=torch.int64, device=self.device)
-        with self.answering("the exchange of seeds"):
+        with answering(self.group, "the exchange of seeds"):
             dist.broadcast(word, group=self.group, group_src=0)
         self.traffic.control += 8
         return int(word)
@@ -169,7 +166,7 @@ class Workers(Alone):
         # Of an anchor in pieces, or of unequal shares, the sum over ranks is taken once, at the end.
         if self._wrappers.reduces and whole and share.even:
             self._wrappers.watch()
-            with self.answering("the all-reduce of an anchor by DistributedDataParallel", _SURE_SIGNS):
+            with answering(self.group, "the all-reduce of an anchor by DistributedDataParallel", SURE_SIGNS):
                 loss = evaluate()
             self._averaged = self._wrappers.was_called()
             return loss, 1.0 if self._averaged else share.weight
@@ -179,26 +176,27 @@ class Workers(Alone):
     def reduce_anchor(self, v: Sequence[Tensor]) -> None:
         self.traffic.anchors += sum(part.numel() * part.element_size() for part in v)
         if not self._averaged:
-            self._sum([bucket for part in v for bucket in part.split(BUCKET)], "the all-reduce of an anchor")
+            buckets = [bucket for part in v for bucket in part.split(BUCKET)]
+            all_reduce(buckets, self.group, "the all-reduce of an anchor")
 
     def average(self, values: Sequence[Tensor], share: Share) -> None:
         values = [x for x in values if x.numel()]
         for x in values:
             x.mul_(share.weight)
         self.traffic.small_steps += sum(x.numel() * x.element_size() for x in values)
-        self._sum(values, "the all-reduce of a small step")
+        all_reduce(values, self.group, "the all-reduce of a small step")
 
     def mean(self, value: Tensor | float, share: Share) -> Tensor:
         number = torch.as_tensor(value, dtype=torch.float64).to(self.device).reshape(1) * share.weight
         self.traffic.control += 8
-        self._sum([number], "the exchange of losses")
+        all_reduce([number], self.group, "the exchange of losses")
         return number.reshape(())
 
     def verify(self, facts: Callable[[], Sequence[Fact]]) -> None:
         mine = facts()
         words = torch.stack([torch.as_tensor(fact.value, dtype=torch.int64).to(self.device) for fact in mine])
         answers = [torch.empty_like(words) for _ in range(self.world)]
-        with self.answering("the check that ranks agree"):
+        with answering(self.group, "the check that ranks agree"):
             dist.all_gather(answers, words, group=self.group)
         self.traffic.control += words.numel() * 8
         compare(mine, torch.stack(answers).tolist())
@@ -209,44 +207,6 @@ class Workers(Alone):
                 f"a state after {anchor_share:.0%} of an anchor: its pieces are summed over ranks at the last one, so "
                 "it is neither saved nor loaded on several; save after that, where optimizer.anchor_share is 0"
             )
-
-    def _sum(self, tensors: Sequence[Tensor], what: str) -> None:
-        """All-reduce in place."""
-        with self.answering(what):
-            works = [dist.all_reduce(t, group=self.group, async_op=True) for t in tensors]
-            for work in works:
-                assert work is not None
-                work.wait()
-
-    @contextmanager
-    def answering(self, what: str, signs: Sequence[str] | None = None) -> Iterator[None]:
-        """Say what it means if a collective fails: torch's message is of sockets."""
-        try:
-            yield
-        except dist.DistError as error:
-            raise self._lost(what, error) from error
-        except RuntimeError as error:
-            if type(error) is not RuntimeError or not _is_of_the_network(error, signs or _SIGNS):
-                raise
-            raise self._lost(what, error) from error
-
-    def _lost(self, what: str, error: Exception) -> WorkerLostError:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return WorkerLostError(
-            f"a worker of the group stopped answering during {what} (this is rank {self.rank} of {self.world}): it was "
-            "killed, raised an error of its own, or took longer than the group's timeout. This rank cannot go on "
-            f"without it: start again from the last checkpoint, or let torchrun do so (--max-restarts). torch: {cause}"
-        )
-
-
-_SURE_SIGNS = ("/gloo/", "nccl error", "connection closed by peer", "connection reset by peer")
-_SIGNS = (*_SURE_SIGNS, "gloo", "nccl", "timed out", "timeout")  # where nothing but a collective can have failed
-
-
-def _is_of_the_network(error: RuntimeError, signs: Sequence[str]) -> bool:
-    """gloo raises plain RuntimeErrors."""
-    text = str(error).lower()
-    return any(sign in text for sign in signs)
 
 
 def as_workers(process_group: Group) -> Alone:

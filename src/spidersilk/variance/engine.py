@@ -15,8 +15,8 @@ from spidersilk.kernels.interface import Flag, Kernels, Update
 from spidersilk.kernels.plain import PLAIN, all_finite
 from spidersilk.loop.step_size import theorem_1_step
 from spidersilk.operator.counts import resolve_counts
+from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection, Selector
-from spidersilk.operator.stream import Stream
 from spidersilk.variance import memory
 from spidersilk.variance.backprop import Capture, Wanted
 from spidersilk.variance.compact import CompactBase

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from spidersilk.checks import check_same_settings
 from spidersilk.kernels import backends
-from spidersilk.loop.batches import Anchor
 from spidersilk.loop.counter import CountsLoops, LoopCounter
+from spidersilk.loop.markers import Anchor
 from spidersilk.loop.step_size import theorem_1_step
+from spidersilk.operator.random_stream import Stream, fresh_seed
 from spidersilk.operator.settings import RTop, Scaling
-from spidersilk.operator.stream import Stream, fresh_seed
 from spidersilk.parallel.workers import Alone, Group
 from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.flat import Slab, make_slabs

@@ -10,8 +10,8 @@ from torch import Tensor
 from spidersilk.kernels.interface import Kernels
 from spidersilk.operator.counts import counts_within
 from spidersilk.operator.groups import RowLayout
+from spidersilk.operator.random_stream import mix
 from spidersilk.operator.settings import RTop
-from spidersilk.operator.stream import mix
 from spidersilk.variance.flat import Slab
 
 

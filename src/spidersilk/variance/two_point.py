@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spidersilk.live_modules import calls_of_others, modules_around
+from spidersilk.find_modules import calls_of_others, modules_around
 from spidersilk.variance.backprop import Capture
 from spidersilk.variance.graph import capturing
 

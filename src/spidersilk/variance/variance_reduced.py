@@ -13,15 +13,14 @@ from torch.utils.hooks import RemovableHandle
 from spidersilk.checks import check_choice, check_same_settings
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import all_finite
-from spidersilk.loop.batches import Batch, IsAnchor
 from spidersilk.loop.counter import CountsLoops, LoopCounter
 from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
+from spidersilk.loop.markers import Batch, IsAnchor
+from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection
 from spidersilk.operator.settings import RTop
-from spidersilk.operator.stream import Stream
 from spidersilk.parallel.agreement import Fact
 from spidersilk.parallel.workers import Group, Traffic, as_workers
-from spidersilk.variance.agreement import facts_of
 from spidersilk.variance.divergence import DeviceFlag, DivergenceError
 from spidersilk.variance.engine import Engine
 from spidersilk.variance.flat import make_slabs
@@ -29,6 +28,7 @@ from spidersilk.variance.graph import capturing
 from spidersilk.variance.measures import Measures
 from spidersilk.variance.method import Choose, Method, Move, check_base, check_model
 from spidersilk.variance.over_base import CHANGED, OverBase
+from spidersilk.variance.rank_facts import facts_of
 from spidersilk.variance.smoothness import Secants
 from spidersilk.variance.two_point import Closure, Point
 from spidersilk.variance.watch import Watch

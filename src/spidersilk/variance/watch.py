@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from spidersilk.kernels.interface import Flag
 from spidersilk.kernels.plain import all_finite
-from spidersilk.loop.batches import Batch, Small
 from spidersilk.loop.counter import LoopCounter
+from spidersilk.loop.markers import Batch, Small
 from spidersilk.parallel.workers import Alone
 from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.engine import Engine, Evaluated, Selections

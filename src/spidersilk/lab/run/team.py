@@ -13,6 +13,7 @@ from torch import Tensor
 
 from spidersilk.loop.loader import AnchorLoader
 from spidersilk.parallel import launch
+from spidersilk.parallel.all_reduce import answering
 from spidersilk.parallel.workers import Workers, as_workers
 
 
@@ -49,7 +50,7 @@ class Team:
                 message = [do()]
             except Exception as error:
                 message = [error]
-        with self.workers.answering("the start or the end of a run"):
+        with answering(self.workers.group, "the start or the end of a run"):
             dist.broadcast_object_list(message, group=self.group, group_src=0)
         if isinstance(message[0], Exception):
             raise message[0]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spidersilk.loop.counter import LoopCounter
-from spidersilk.operator.stream import Stream
+from spidersilk.operator.random_stream import Stream
 from spidersilk.parallel.agreement import Fact, checksum_of, hash_of
 from spidersilk.variance.engine import Engine
 

@@ -1,0 +1,49 @@
+"""The all-reduce among the workers of a group, and what it means if a worker does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch import Tensor
+
+SURE_SIGNS = ("/gloo/", "nccl error", "connection closed by peer", "connection reset by peer")
+_SIGNS = (*SURE_SIGNS, "gloo", "nccl", "timed out", "timeout")  # where nothing but a collective can have failed
+
+
+class WorkerLostError(RuntimeError):
+    """Another worker of the group did not take part in a collective operation before the group's timeout."""
+
+
+def all_reduce(tensors: Sequence[Tensor], group: dist.ProcessGroup, what: str) -> None:
+    """Each tensor := its sum over the workers, in place; `what` is said if a worker is lost meanwhile."""
+    with answering(group, what):
+        works = [dist.all_reduce(t, group=group, async_op=True) for t in tensors]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+
+@contextmanager
+def answering(group: dist.ProcessGroup, what: str, signs: Sequence[str] = _SIGNS) -> Iterator[None]:
+    """Say what it means if a collective fails: torch's message is of sockets. gloo raises plain RuntimeErrors."""
+    try:
+        yield
+    except dist.DistError as error:
+        raise _lost(group, what, error) from error
+    except RuntimeError as error:
+        text = str(error).lower()
+        if type(error) is not RuntimeError or not any(sign in text for sign in signs):
+            raise
+        raise _lost(group, what, error) from error
+
+
+def _lost(group: dist.ProcessGroup, what: str, error: Exception) -> WorkerLostError:
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    return WorkerLostError(
+        f"a worker of the group stopped answering during {what} (this is rank {rank} of {world}): it was "
+        "killed, raised an error of its own, or took longer than the group's timeout. This rank cannot go on "
+        f"without it: start again from the last checkpoint, or let torchrun do so (--max-restarts). torch: {cause}"
+    )
