@@ -230,15 +230,13 @@ def draw(
                 memory_ptr, at, d - at, threshold, lower, tie, open_, cut_index, sure, span, shift, index_bits, word0,
                 word1, counts, lists, top_bits, drawn_bits, BINS, WORDS, MAX, DRAWS, True,
             )  # fmt: skip
-            tops += new_tops
-            draws += new_draws
         else:
             new_tops, new_draws = _draw_tile(
                 memory_ptr, at, d - at, threshold, lower, tie, open_, cut_index, sure, span, shift, index_bits, word0,
                 word1, counts, lists, top_bits, drawn_bits, BINS, WORDS, MAX, DRAWS, False,
             )  # fmt: skip
-            tops += new_tops
-            draws += new_draws
+        tops += new_tops
+        draws += new_draws
     tl.store(scratch_ptr + TOTALS + pid, tl.sum(tops.to(tl.int64), axis=0))
     tl.store(scratch_ptr + TOTALS + ROW + pid, tl.sum(draws.to(tl.int64), axis=0))
     if is_last(scratch_ptr, 9):

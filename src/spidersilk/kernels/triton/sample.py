@@ -131,11 +131,6 @@ def lowest(words):
 def load_keys(memory_ptr, offsets, d, MAX: tl.constexpr, FULL: tl.constexpr):
     """|x| as an integer, and -1 beyond d. With FULL every offset is below d, so that loads can be wide."""
     x = tl.load(memory_ptr + offsets) if FULL else tl.load(memory_ptr + offsets, mask=offsets < d, other=0)
-    return as_keys(x, offsets, d, MAX, FULL)
-
-
-@triton.jit
-def as_keys(x, offsets, d, MAX: tl.constexpr, FULL: tl.constexpr):
     if x.dtype.primitive_bitwidth == 64:
         bits = x.to(tl.int64, bitcast=True)
     elif x.dtype.primitive_bitwidth == 32:

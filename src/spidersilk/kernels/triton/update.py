@@ -56,9 +56,9 @@ def _advance_tile(
     """One tile; CHUNK: how many of the next entries of each list to look at. Returns how many lay in the tile."""
     dtype = v_ptr.dtype.element_ty
     lanes = tl.arange(0, TILE)
-    inside = lanes < d - at
+    inside = None if FULL else lanes < d - at
     v_ptr, anchor_ptr, memory_ptr = v_ptr + at, anchor_ptr + at, memory_ptr + at
-    memory = tl.load(memory_ptr + lanes) if FULL else tl.load(memory_ptr + lanes, mask=inside, other=0)
+    memory = tl.load(memory_ptr + lanes, mask=inside)
     v = tl.zeros([TILE], dtype=dtype)
     if FORM == ANCHORED and HAS_ANCHOR:
         v = tl.load(anchor_ptr + lanes) if FULL else tl.load(anchor_ptr + lanes, mask=inside, other=0)
@@ -87,13 +87,8 @@ def _advance_tile(
         chosen = tl.load(memory_ptr + index, mask=mask, other=0).to(WORK)
         chosen = _blend(chosen, new.to(WORK), decay).to(dtype)
         tl.debug_barrier()
-        memory = _blend(memory.to(WORK), v.to(WORK), decay).to(dtype)
-        if FULL:
-            tl.store(v_ptr + lanes, v)
-            tl.store(memory_ptr + lanes, memory)
-        else:
-            tl.store(v_ptr + lanes, v, mask=inside)
-            tl.store(memory_ptr + lanes, memory, mask=inside)
+        tl.store(v_ptr + lanes, v, mask=inside)
+        tl.store(memory_ptr + lanes, _blend(memory.to(WORK), v.to(WORK), decay).to(dtype), mask=inside)
         tl.debug_barrier()
         tl.store(v_ptr + index, new, mask=mask)
         tl.store(memory_ptr + index, chosen, mask=mask)
@@ -102,11 +97,7 @@ def _advance_tile(
         tl.store(v_ptr + index, new, mask=mask)
         tl.debug_barrier()
         v = tl.load(v_ptr + lanes) if FULL else tl.load(v_ptr + lanes, mask=inside, other=0)
-        memory = _blend(memory.to(WORK), v.to(WORK), decay).to(dtype)
-        if FULL:
-            tl.store(memory_ptr + lanes, memory)
-        else:
-            tl.store(memory_ptr + lanes, memory, mask=inside)
+        tl.store(memory_ptr + lanes, _blend(memory.to(WORK), v.to(WORK), decay).to(dtype), mask=inside)
     bad += (_finite(v, WORK) == 0).to(tl.int32)
     used = tl.sum(tl.where(in_top, 1, 65536) * mask.to(tl.int32), axis=0)
     return used & 0xFFFF, used >> 16, bad
