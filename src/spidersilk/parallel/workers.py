@@ -24,6 +24,8 @@ if dist.is_available():  # before there is a group: defaults of its functions ho
 
 Group: TypeAlias = "dist.ProcessGroup | Literal['world'] | None"
 BUCKET = 1 << 23  # entries of v that go in one all-reduce of an anchor
+_SURE_SIGNS = ("/gloo/", "nccl error", "connection closed by peer", "connection reset by peer")
+_SIGNS = (*_SURE_SIGNS, "gloo", "nccl", "timed out", "timeout")  # where nothing but a collective can have failed
 
 
 class WorkerLostError(RuntimeError):
@@ -219,34 +221,21 @@ class Workers(Alone):
                 work.wait()
 
     @contextmanager
-    def answering(self, what: str, signs: Sequence[str] | None = None) -> Iterator[None]:
-        """Say what it means if a collective fails: torch's message is of sockets."""
+    def answering(self, what: str, signs: Sequence[str] = _SIGNS) -> Iterator[None]:
+        """Say what it means if a collective fails: torch's message is of sockets, and gloo's a plain RuntimeError."""
         try:
             yield
-        except dist.DistError as error:
-            raise self._lost(what, error) from error
         except RuntimeError as error:
-            if type(error) is not RuntimeError or not _is_of_the_network(error, signs or _SIGNS):
+            text = str(error).strip()
+            from_gloo = type(error) is RuntimeError and any(sign in text.lower() for sign in signs)
+            if not from_gloo and not isinstance(error, dist.DistError):
                 raise
-            raise self._lost(what, error) from error
-
-    def _lost(self, what: str, error: Exception) -> WorkerLostError:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return WorkerLostError(
-            f"a worker of the group stopped answering during {what} (this is rank {self.rank} of {self.world}): it was "
-            "killed, raised an error of its own, or took longer than the group's timeout. This rank cannot go on "
-            f"without it: start again from the last checkpoint, or let torchrun do so (--max-restarts). torch: {cause}"
-        )
-
-
-_SURE_SIGNS = ("/gloo/", "nccl error", "connection closed by peer", "connection reset by peer")
-_SIGNS = (*_SURE_SIGNS, "gloo", "nccl", "timed out", "timeout")  # where nothing but a collective can have failed
-
-
-def _is_of_the_network(error: RuntimeError, signs: Sequence[str]) -> bool:
-    """gloo raises plain RuntimeErrors."""
-    text = str(error).lower()
-    return any(sign in text for sign in signs)
+            raise WorkerLostError(
+                f"a worker of the group stopped answering during {what} (this is rank {self.rank} of {self.world}): it "
+                "was killed, raised an error of its own, or took longer than the group's timeout. This rank cannot go "
+                "on without it: start again from the last checkpoint, or let torchrun do so (--max-restarts). torch: "
+                + (text.splitlines()[0] if text else type(error).__name__)
+            ) from error
 
 
 def as_workers(process_group: Group) -> Alone:

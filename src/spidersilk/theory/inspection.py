@@ -20,7 +20,7 @@ from spidersilk.loop.loader import AnchorLoader
 from spidersilk.operator.sparsity import captured_energy, entropy
 from spidersilk.sparse.optimizers import SparseSGD
 from spidersilk.theory.planner import variance_factor
-from spidersilk.theory.trials import Source, Trial, compare, undisturbed, wait
+from spidersilk.theory.trials import Source, Trial, closure_of, compare, undisturbed, wait
 from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.optimizers import SVRG, SparseSVRG
 
@@ -196,13 +196,12 @@ def _captured(params: Sequence[Tensor], source: Source, lr: float) -> tuple[dict
     batches = source.batches(as_inner_length(10), 0, source.anchor_size)
     for batch, is_anchor in islice(batches, 30):
         seen: list[Tensor] = []
+        evaluate = closure_of(source, optimizer, batch)
 
-        def closure(batch: Any = batch, seen: list[Tensor] = seen) -> Tensor:
-            optimizer.zero_grad()
-            value = source.loss(batch, optimizer.evaluating)
-            value.backward()
+        def closure(evaluate: Callable[[], Tensor] = evaluate, seen: list[Tensor] = seen) -> Tensor:
+            value = evaluate()
             seen.append(_flat(params))
-            return value.detach()
+            return value
 
         optimizer.step(closure, anchor=is_anchor)
         source.stepped()
@@ -242,15 +241,6 @@ def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict
     source.prepare("anchor")
     batches = source.batches(as_inner_length(2), 0, source.anchor_size)
 
-    def closure_of(batch: Any) -> Callable[[], Tensor]:
-        def closure() -> Tensor:
-            sgd.zero_grad()
-            value = source.loss(batch, None)
-            value.backward()
-            return value.detach()
-
-        return closure
-
     def timed(step: Callable[[], Any]) -> float:
         wait(device)
         start = time.perf_counter()
@@ -260,7 +250,7 @@ def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict
 
     taken: dict[str, list[float]] = defaultdict(list)
     for turn in range(repeats + 1):
-        anchor, small = closure_of(next(batches)[0]), closure_of(next(batches)[0])
+        anchor, small = (closure_of(source, sgd, next(batches)[0]) for _ in range(2))
         for optimizer in (sparse, fresh):
             optimizer.step(anchor, anchor=True)
         fresh.step(small, anchor=False)  # the first after an anchor selects

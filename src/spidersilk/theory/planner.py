@@ -127,7 +127,6 @@ def plan(
 
 def theorem_1(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None) -> Plan:
     """Theorem 1, worst case: eta L = sqrt(k2 / (6 d m)), B = min(2 sigma2 / eps^2, n), T = 4 delta_f/(eta m eps^2)."""
-    _needs_random("Theorem 1", k2)
     dense = _spiderboost(problem, (2, 4), partial(theorem_1_step, 1, 1))
     run, step = (k1, k2, b, inner_steps), partial(theorem_1_step, k2, problem.d)
     return _plan(problem, "recursive", "Theorem 1", run, (2, 4), step, dense)
@@ -138,7 +137,6 @@ def theorem_2(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float
 
     It reaches eps if the mean of R_j stays below `allowed_residual` = eps^2 k2 / (3 (d - k1 - k2) m).
     """
-    _needs_random("Theorem 2", k2)
     run = k1, k2, b, inner_steps
     found = _plan(problem, "recursive", "Theorem 2", run, (3, 6), lambda m: math.sqrt(min(b, m) / (3 * m)))
     left = problem.d - k1 - k2
@@ -150,7 +148,6 @@ def anchored(
     problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None, outside: float = 1.0
 ) -> Plan:
     """Theorem 3, ours: v = v_anchor + rtop(difference to x_a), whose variance is at most kappa L^2 |x - x_a|^2."""
-    _needs_random("Theorem 3", k2)
     kappa = 1 / b + variance_factor(problem.d, k1, k2) * outside
     run = k1, k2, b, inner_steps
     return _plan(problem, "anchored", "Theorem 3", run, (6, 8), partial(theorem_3_step, kappa))
@@ -224,6 +221,8 @@ def _plan(
 ) -> Plan:
     """What all statements share; `dense` are SpiderBoost's queries, by Theorem 2 where they are not given."""
     k1, k2, b, inner_steps = run
+    if k2 == 0 and method != "selected":
+        raise ValueError(f"k2 = 0: {statement} needs an unbiased operator, so k2 must be at least 1")
     anchor = problem.anchor_batch(factors[0])
     m = inner_steps or anchor * problem.d / (b * (k1 + k2))
     lr = step(m) / problem.smoothness
@@ -233,11 +232,6 @@ def _plan(
     stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, method)
     notes = _notes(problem, anchor, b, m, loops)
     return Plan(method, statement, lr, anchor, b, m, loops, queries, ratio, stable, None, notes)
-
-
-def _needs_random(statement: str, k2: int) -> None:
-    if k2 == 0:
-        raise ValueError(f"k2 = 0: {statement} needs an unbiased operator, so k2 must be at least 1")
 
 
 def _notes(problem: Problem, anchor: int, b: int, m: float, loops: float) -> tuple[str, ...]:

@@ -189,15 +189,9 @@ class _Run:
         batch, is_anchor = next(self.batches)
         size = self.anchor if is_anchor else self.source.small_size
         optimizer = self.optimizer
+        closure = closure_of(self.source, optimizer, batch)
         wait(self.device)
         start = time.perf_counter()
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = self.source.loss(batch, getattr(optimizer, "evaluating", None))
-            loss.backward()
-            return loss.detach()
-
         try:
             if isinstance(optimizer, VarianceReduced):
                 optimizer.step(closure, anchor=is_anchor, samples=size)
@@ -222,6 +216,16 @@ class _Run:
         self.trial.queries.append(self.spent)
         self.trial.seconds.append(self.seconds)
         self.trial.losses.append(loss)
+
+
+def closure_of(source: Source, optimizer: torch.optim.Optimizer, batch: Any) -> Callable[[], Tensor]:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = source.loss(batch, getattr(optimizer, "evaluating", None))
+        loss.backward()
+        return loss.detach()
+
+    return closure
 
 
 def wait(device: torch.device) -> None:

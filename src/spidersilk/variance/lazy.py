@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from spidersilk.checks import check_same_settings
 from spidersilk.kernels import backends
+from spidersilk.kernels.plain import all_finite
 from spidersilk.loop.batches import Anchor
 from spidersilk.loop.counter import CountsLoops, LoopCounter
 from spidersilk.loop.step_size import theorem_1_step
@@ -79,10 +80,9 @@ class LazySVRG(CountsLoops, Optimizer):
         """Hooks by which a table is up to date wherever it is looked up, saved or loaded."""
         if getattr(module, "max_norm", None) is not None:
             raise ValueError("a table with max_norm renormalises rows as they are read: leave max_norm=None")
-        weight = module.weight
-        if not any(weight is p for p in self._slab.params):
+        number = next((i for i, p in enumerate(self._slab.params) if p is module.weight), None)
+        if number is None:
             return []  # frozen
-        number = next(i for i, p in enumerate(self._slab.params) if p is weight)
         self._rows.is_table[number] = True
 
         def read(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class LazySVRG(CountsLoops, Optimizer):
         self._loop.end_piece(piece, samples)
         if not piece.last or piece.idle:
             return loss
-        if not self._rows.is_finite():
+        if not all_finite([self._rows.v]):
             raise self._divergence(0)
         self._rows.begin_loop(not self._has_memory or self.sparsity.memory_reset, self._lr())
         self._has_memory, self._has_selection = True, False
@@ -196,12 +196,11 @@ class LazySVRG(CountsLoops, Optimizer):
         """All that the next step needs beside the model's own state."""
         self.flush()
         flags = {"_has_memory": self._has_memory, "_has_selection": self._has_selection}
-        counters = self._loop.state_dict() | flags
         groups = [{name: value for name, value in g.items() if name != "params"} for g in self.param_groups]
         return {
             "settings": self._settings(),
             "stream": self._stream.state_dict(),
-            "counters": counters,
+            "counters": self._loop.state_dict() | flags,
             "param_groups": groups,
             "rows": self._rows.state_dict(),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton.language as tl
@@ -82,16 +83,12 @@ class FlatTensors:
     def __init__(self, sizes: Sequence[int], device: torch.device | str):
         self.sizes, self.d, self.count = list(sizes), sum(sizes), len(sizes)
         self.padded = power_of_two(max(self.count, 2))
-        starts, tiles = [0], [0]
-        for size in sizes:
-            starts.append(starts[-1] + size)
-            tiles.append(tiles[-1] + ceil_div(size, MOVE_TILE))
+        starts = [0, *accumulate(sizes)]
+        tiles = [0, *accumulate(ceil_div(size, MOVE_TILE) for size in sizes)]
         self.tiles, self.tile = tiles[-1], MOVE_TILE
         padding = [(1 << 63) - 1] * (self.padded - self.count)
-        table = torch.tensor(
-            [starts[:-1] + padding, tiles[:-1] + padding, self.sizes + [0] * len(padding)], dtype=torch.int64
-        ).to(device)
-        self.starts, self.first_tiles, self.tensor_sizes = table.unbind(0)
+        table = [starts[:-1] + padding, tiles[:-1] + padding, self.sizes + [0] * len(padding)]
+        self.starts, self.first_tiles, self.tensor_sizes = torch.tensor(table, dtype=torch.int64).to(device).unbind(0)
         self._addresses = torch.zeros(self.padded, dtype=torch.int64, device=device)
         self._known: list[int] = []
 
