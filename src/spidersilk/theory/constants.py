@@ -114,12 +114,13 @@ def gradient_moments(
                     gradients = vectorised(params, chunk)
                 except (RuntimeError, ValueError):
                     vectorised = None  # data-dependent control flow, a fused operator without a rule, ...
-            if gradients is not None:
-                squares += _add(total, gradients)
-                continue
-            for i in range(min(size, n - start)):
-                single = grad(one)(params, tree_map(lambda t, i=i: t[i], chunk))
-                squares += _add(total, {name: g.unsqueeze(0) for name, g in single.items()})
+            if gradients is None:
+                samples = (tree_map(lambda t, i=i: t[i], chunk) for i in range(min(size, n - start)))
+                singles = [grad(one)(params, sample) for sample in samples]
+                gradients = {name: torch.stack([single[name] for single in singles]) for name in params}
+            for name, g in gradients.items():
+                total[name] += g.sum(0, dtype=torch.float64)
+                squares += float(g.double().square().sum())
         count += n
     if count == 0:
         raise ValueError("batches is empty: give at least one batch of samples")
@@ -147,15 +148,6 @@ class _WithLoss(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return self.loss(self.model, batch)
-
-
-def _add(total: dict[str, Tensor], gradients: dict[str, Tensor]) -> float:
-    """Add up gradients, samples first; returns the sum of their squared norms."""
-    squares = 0.0
-    for name, g in gradients.items():
-        total[name] += g.sum(0, dtype=torch.float64)
-        squares += float(g.double().square().sum())
-    return squares
 
 
 def _unit(tensors: Sequence[Tensor]) -> tuple[list[Tensor], float]:

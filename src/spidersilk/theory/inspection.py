@@ -69,9 +69,8 @@ class Inspection:
 
     @property
     def best_sparse(self) -> Trial:
-        return min(
-            (t for t in self.trials if t.sparse), key=lambda t: (self.queries(t) if self.has_verdict else 0.0, t.lowest)
-        )
+        sparse = (t for t in self.trials if t.sparse)
+        return min(sparse, key=lambda t: (self.queries(t) if self.has_verdict else 0.0, t.lowest))
 
     @property
     def pays(self) -> bool:

@@ -32,10 +32,8 @@ def _round(list_ptr, found, width, target, LANES: tl.constexpr):
 @triton.jit
 def _find(top_ptr, random_ptr, k1, k2, target, LANES: tl.constexpr):
     """How many entries of each of the two ascending lists are below the target."""
-    found1 = tl.full([], 0, tl.int64)
-    found2 = tl.full([], 0, tl.int64)
-    width1 = found1 + k1
-    width2 = found2 + k2
+    found1, found2 = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    width1, width2 = found1 + k1, found2 + k2
     while width1 + width2 > 0:
         found1, width1 = _round(top_ptr, found1, width1, target, LANES)
         found2, width2 = _round(random_ptr, found2, width2, target, LANES)
@@ -145,5 +143,4 @@ def advance(
                 seen1 += used1
                 seen2 += used2
                 bad |= tl.max(found, axis=0)
-    any_bad = tl.max(bad, axis=0)
-    tl.atomic_max(flag_ptr, tl.cast(mark, tl.int64), mask=any_bad > 0, sem="relaxed")
+    tl.atomic_max(flag_ptr, tl.cast(mark, tl.int64), mask=tl.max(bad, axis=0) > 0, sem="relaxed")
