@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from spidersilk.kernels.interface import Kernels, Seed
+from spidersilk.operator.counts import Count, counts_within
 from spidersilk.operator.random_stream import mix
 
 Shapes = Sequence[Sequence[int]]
@@ -102,6 +103,10 @@ class RowLayout:
             )
             for (length, _), parts in by_length.items()
         ]
+
+    def counts(self, k1: Count, k2: Count) -> list[tuple[int, int]]:
+        """For each class how many rows k1 and k2 mean."""
+        return [counts_within(k1, k2, of_class.count) for of_class in self.classes]
 
     def draw(
         self, memory: Tensor, counts: Sequence[tuple[int, int]], seed: Seed, kernels: Kernels

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import is_finite, top_indices
-from spidersilk.operator.counts import Count, check_count, check_shares, counts_within, resolve_counts
+from spidersilk.operator.counts import Count, check_count, check_shares, resolve_counts
 from spidersilk.operator.groups import RowLayout, Shapes
 from spidersilk.operator.random_stream import fresh_seed
 from spidersilk.operator.selection import Selection
@@ -28,13 +28,13 @@ def select(
     """
     _check_vector("memory", memory)
     kernels = backends.find("auto", [(memory.device, memory.dtype)])
-    if shapes is not None or k1 == 0 or not kernels.refuses_non_finite:
-        _check_finite(memory)
+    seen_by_select = shapes is None and k1 != 0 and kernels.refuses_non_finite
+    if not seen_by_select and not bool(is_finite(memory)):
+        raise ValueError("memory has entries that are not finite: there is no order among them, so mend them first")
     memory = memory.contiguous()
     if shapes is not None:
         rows = _rows_of(memory, k1, k2, shapes)
-        counts = [counts_within(k1, k2, of_class.count) for of_class in rows.classes]
-        return Selection(*rows.draw(memory, counts, fresh_seed(generator) if k2 else 0, kernels))
+        return Selection(*rows.draw(memory, rows.counts(k1, k2), fresh_seed(generator) if k2 else 0, kernels))
     d = memory.numel()
     top, random = resolve_counts(k1, k2, d)
     picked = kernels.select(memory, top, random, fresh_seed(generator) if random else 0)
@@ -63,9 +63,9 @@ def rtop_variance(memory: Tensor, y: Tensor, k1: Count, k2: Count, *, shapes: Sh
     """
     check_pair(memory, y)
     if shapes is not None:
-        classes = _rows_of(memory, k1, k2, shapes).classes
-        pairs = [(of_class.scores(memory), of_class.scores(y.double().square())) for of_class in classes]
-        counts = [counts_within(k1, k2, scores.numel()) for scores, _ in pairs]
+        rows = _rows_of(memory, k1, k2, shapes)
+        counts = rows.counts(k1, k2)
+        pairs = [(of_class.scores(memory), of_class.scores(y.double().square())) for of_class in rows.classes]
     else:
         pairs, counts = [(memory.abs(), y.double().square())], [resolve_counts(k1, k2, memory.numel())]
     variance = 0.0
@@ -92,11 +92,6 @@ def _rows_of(memory: Tensor, k1: Count, k2: Count, shapes: Shapes) -> RowLayout:
     if rows.d != memory.numel():
         raise ValueError(f"shapes have {rows.d} entries and memory has {memory.numel()}: give those of all its tensors")
     return rows
-
-
-def _check_finite(memory: Tensor) -> None:
-    if not bool(is_finite(memory)):
-        raise ValueError("memory has entries that are not finite: there is no order among them, so mend them first")
 
 
 def _check_vector(name: str, value: Tensor) -> None:

@@ -135,8 +135,7 @@ class Selector:
         memory, sparsity, kernels = memories[0], self.sparsity, self.kernels
         seed = self.stream.counter(memory.device) if kernels.draws_on_device else self.stream.next()
         if self._rows is not None:
-            counts = [counts_within(sparsity.k1, sparsity.k2, of_class.count) for of_class in self._rows.classes]
-            return [Selection(*self._rows.draw(memory, counts, seed, kernels))]
+            return [Selection(*self._rows.draw(memory, self._rows.counts(sparsity.k1, sparsity.k2), seed, kernels))]
         if sparsity.per_tensor:
             return [self._draw_per_tensor(memory, seed)]
         (k1, k2), d = self._counts, memory.numel()

@@ -57,7 +57,8 @@ class RTop:
         sizes = [math.prod(shape) for shape in shapes]
         rows = self.layout(shapes, torch.device("cpu"))
         if rows is not None:
-            k = sum(sum(counts_within(self.k1, self.k2, c.count)) * c.length for c in rows.classes)
+            counts = rows.counts(self.k1, self.k2)
+            k = sum(sum(count) * c.length for count, c in zip(counts, rows.classes, strict=True))
         elif self.per_tensor:
             k = sum(sum(counts_within(self.k1, self.k2, size)) for size in sizes)
         else:

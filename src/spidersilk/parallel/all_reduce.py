@@ -27,23 +27,18 @@ def all_reduce(tensors: Sequence[Tensor], group: dist.ProcessGroup, what: str) -
 
 @contextmanager
 def answering(group: dist.ProcessGroup, what: str, signs: Sequence[str] = _SIGNS) -> Iterator[None]:
-    """Say what it means if a collective fails: torch's message is of sockets. gloo raises plain RuntimeErrors."""
+    """Say what it means if a collective fails: torch's message is of sockets, and gloo's a plain RuntimeError."""
     try:
         yield
-    except dist.DistError as error:
-        raise _lost(group, what, error) from error
     except RuntimeError as error:
-        text = str(error).lower()
-        if type(error) is not RuntimeError or not any(sign in text for sign in signs):
+        text = str(error).strip()
+        from_gloo = type(error) is RuntimeError and any(sign in text.lower() for sign in signs)
+        if not from_gloo and not isinstance(error, dist.DistError):
             raise
-        raise _lost(group, what, error) from error
-
-
-def _lost(group: dist.ProcessGroup, what: str, error: Exception) -> WorkerLostError:
-    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    return WorkerLostError(
-        f"a worker of the group stopped answering during {what} (this is rank {rank} of {world}): it was "
-        "killed, raised an error of its own, or took longer than the group's timeout. This rank cannot go on "
-        f"without it: start again from the last checkpoint, or let torchrun do so (--max-restarts). torch: {cause}"
-    )
+        rank, world = dist.get_rank(group), dist.get_world_size(group)
+        raise WorkerLostError(
+            f"a worker of the group stopped answering during {what} (this is rank {rank} of {world}): it was killed, "
+            "raised an error of its own, or took longer than the group's timeout. This rank cannot go on without it: "
+            "start again from the last checkpoint, or let torchrun do so (--max-restarts). torch: "
+            + (text.splitlines()[0] if text else type(error).__name__)
+        ) from error

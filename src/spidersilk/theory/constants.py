@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_leaves, tree_map
 
 from spidersilk.checks import check_positive_int
 
@@ -36,26 +36,26 @@ def smoothness(
     params = [p for p in params if p.requires_grad]
     if not params:
         raise ValueError("no parameter requires a gradient: there is no Hessian")
-    with ExitStack() as stack:
-        stack.enter_context(torch.enable_grad())
-        # What these hand over to fused code has no second derivative.
-        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+    with (
+        torch.enable_grad(),
+        torch.backends.cudnn.flags(enabled=False),  # what these hand over to fused code has no second derivative
+        torch.backends.mkldnn.flags(enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
         gradients = torch.autograd.grad(loss(), params, create_graph=True, allow_unused=True)
         used = [(p, g) for p, g in zip(params, gradients, strict=True) if g is not None and g.requires_grad]
         if not used:
             return 0.0  # linear in every parameter
         points, gradients = [p for p, _ in used], [g for _, g in used]
-        vector = _unit([_normal(p, generator) for p in points])
+        start = [torch.randn(p.shape, generator=generator, device=(generator or p).device).to(p) for p in points]
+        vector, _ = _unit(start)
         estimate, calm = 0.0, 0
         for _ in range(iterations):
-            image = torch.autograd.grad(gradients, points, vector, retain_graph=True, allow_unused=True)
-            image = [torch.zeros_like(p) if x is None else x for p, x in zip(points, image, strict=True)]
-            before, estimate = estimate, float(_norm(image))
+            image = torch.autograd.grad(gradients, points, vector, retain_graph=True, materialize_grads=True)
+            before = estimate
+            vector, estimate = _unit(image)
             if estimate == 0:
                 return 0.0
-            vector = _unit(image)
             calm = calm + 1 if abs(estimate - before) <= tolerance * estimate else 0
             if calm == 3:
                 break
@@ -90,23 +90,24 @@ def gradient_moments(
     """
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules()):
         raise ValueError("the model has BatchNorm in train mode, so a single sample has no gradient: call model.eval()")
-    params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    params = {name: p.detach() for name, p in model.named_parameters("model") if p.requires_grad}
     if not params:
         raise ValueError("no parameter requires a gradient")
     d = sum(p.numel() for p in params.values())
     size = chunk_size or max(1, min(_ENTRIES // d, 256))
     check_positive_int("chunk_size", size, "None chooses it by the size of the model")
+    with_loss = _WithLoss(model, loss)
 
     def one(values: dict[str, Tensor], sample: Any) -> Tensor:
-        batch = _map(sample, lambda t: t.unsqueeze(0))
-        return _call(model, values, loss, batch)
+        return functional_call(with_loss, values, (tree_map(lambda t: t.unsqueeze(0), sample),))
 
     vectorised = vmap(grad(one), in_dims=(None, 0), randomness="different")
     total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in params.items()}
     squares, count = 0.0, 0
     for batch in batches:
-        for chunk in _chunks(batch, size):
-            n = len(_first(chunk))
+        n = len(tree_leaves(batch)[0])
+        for start in range(0, n, size):
+            chunk = tree_map(lambda t, i=start: t[i : i + size], batch)
             gradients = None
             if vectorised is not None:
                 try:
@@ -114,12 +115,13 @@ def gradient_moments(
                 except (RuntimeError, ValueError):
                     vectorised = None  # data-dependent control flow, a fused operator without a rule, ...
             if gradients is None:
-                for i in range(n):
-                    single = grad(one)(params, _map(chunk, lambda t, i=i: t[i]))
-                    squares += _add(total, {name: g.unsqueeze(0) for name, g in single.items()})
-            else:
-                squares += _add(total, gradients)
-            count += n
+                samples = (tree_map(lambda t, i=i: t[i], chunk) for i in range(min(size, n - start)))
+                singles = [grad(one)(params, sample) for sample in samples]
+                gradients = {name: torch.stack([single[name] for single in singles]) for name in params}
+            for name, g in gradients.items():
+                total[name] += g.sum(0, dtype=torch.float64)
+                squares += float(g.double().square().sum())
+        count += n
     if count == 0:
         raise ValueError("batches is empty: give at least one batch of samples")
     mean_energy = sum(float((t / count).square().sum()) for t in total.values())
@@ -139,11 +141,6 @@ def initial_gap(losses: Sequence[float], floor: float | None = None) -> float:
     return losses[0] - lowest
 
 
-def _call(model: nn.Module, values: dict[str, Tensor], loss: Loss, batch: Any) -> Tensor:
-    """loss(model, batch) with `values` for the parameters."""
-    return functional_call(_WithLoss(model, loss), {f"model.{name}": v for name, v in values.items()}, (batch,))
-
-
 class _WithLoss(nn.Module):
     def __init__(self, model: nn.Module, loss: Loss):
         super().__init__()
@@ -153,37 +150,7 @@ class _WithLoss(nn.Module):
         return self.loss(self.model, batch)
 
 
-def _add(total: dict[str, Tensor], gradients: dict[str, Tensor]) -> float:
-    """Add up gradients, samples first; returns the sum of their squared norms."""
-    squares = 0.0
-    for name, g in gradients.items():
-        total[name] += g.sum(0, dtype=torch.float64)
-        squares += float(g.double().square().sum())
-    return squares
-
-
-def _chunks(batch: Any, size: int) -> Iterable[Any]:
-    n = len(_first(batch))
-    return (_map(batch, lambda t, i=i: t[i : i + size]) for i in range(0, n, size))
-
-
-def _first(batch: Any) -> Tensor:
-    return batch if isinstance(batch, Tensor) else _first(batch[0])
-
-
-def _map(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    return function(batch) if isinstance(batch, Tensor) else tuple(_map(part, function) for part in batch)
-
-
-def _normal(p: Tensor, generator: torch.Generator | None) -> Tensor:
-    device = p.device if generator is None else generator.device
-    return torch.randn(p.shape, generator=generator, device=device).to(p)
-
-
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.stack([t.double().norm().to(tensors[0].device) for t in tensors]).norm()
-
-
-def _unit(tensors: Sequence[Tensor]) -> list[Tensor]:
-    norm = _norm(tensors)
-    return [(t / norm.to(t.device)).to(t.dtype) for t in tensors]
+def _unit(tensors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
+    """Tensors, together a vector, over its length; and that length, in float64."""
+    norm = torch.stack([t.double().norm().to(tensors[0].device) for t in tensors]).norm()
+    return [(t / norm.to(t.device)).to(t.dtype) for t in tensors], float(norm)

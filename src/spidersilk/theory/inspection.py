@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from spidersilk.checks import check_positive_int
 from spidersilk.loop.datasets import count_samples
 from spidersilk.loop.lengths import InnerLength, as_inner_length
 from spidersilk.loop.loader import AnchorLoader
 from spidersilk.operator.sparsity import captured_energy, entropy
 from spidersilk.sparse.optimizers import SparseSGD
 from spidersilk.theory.planner import variance_factor
-from spidersilk.theory.trials import Source, Trial, compare, undisturbed
+from spidersilk.theory.trials import Source, Trial, closure_of, compare, undisturbed, wait
 from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.optimizers import SVRG, SparseSVRG
 
@@ -68,9 +69,8 @@ class Inspection:
 
     @property
     def best_sparse(self) -> Trial:
-        return min(
-            (t for t in self.trials if t.sparse), key=lambda t: (self.queries(t) if self.has_verdict else 0.0, t.lowest)
-        )
+        sparse = (t for t in self.trials if t.sparse)
+        return min(sparse, key=lambda t: (self.queries(t) if self.has_verdict else 0.0, t.lowest))
 
     @property
     def pays(self) -> bool:
@@ -185,29 +185,22 @@ def measure(
     return Inspection(d, source.samples, bits, shares["difference"], shares["gradient"], factors, seconds, trials)
 
 
-def _captured(
-    params: Sequence[Tensor], source: Source, lr: float, loops: int = 3, steps: int = 9
-) -> tuple[dict, float]:
-    """Mean shares of energy inside the top of M, over a few loops of dense SVRG, and the mean entropy of M."""
-    check_positive_int("loops", loops, "it is the number of anchors to measure at")
+def _captured(params: Sequence[Tensor], source: Source, lr: float) -> tuple[dict, float]:
+    """Mean shares of energy inside the top of M, over three loops of dense SVRG, and the mean entropy of M."""
     optimizer = SVRG(params, lr)
-    shares: dict[str, dict[float, list[float]]] = {
-        name: {k: [] for k in GRID} for name in ("difference", "gradient", "half")
-    }
+    shares: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     bits: list[float] = []
     memory = torch.zeros(())
     source.prepare("anchor")
-    batches = source.batches(as_inner_length(steps + 1), 0, source.anchor_size)
-    for _ in range(loops * (steps + 1)):
-        batch, is_anchor = next(batches)
+    batches = source.batches(as_inner_length(10), 0, source.anchor_size)
+    for batch, is_anchor in islice(batches, 30):
         seen: list[Tensor] = []
+        evaluate = closure_of(source, optimizer, batch)
 
-        def closure(batch: Any = batch, seen: list[Tensor] = seen) -> Tensor:
-            optimizer.zero_grad()
-            value = source.loss(batch, optimizer.evaluating)
-            value.backward()
+        def closure(evaluate: Callable[[], Tensor] = evaluate, seen: list[Tensor] = seen) -> Tensor:
+            value = evaluate()
             seen.append(_flat(params))
-            return value.detach()
+            return value
 
         optimizer.step(closure, anchor=is_anchor)
         source.stepped()
@@ -247,25 +240,16 @@ def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict
     source.prepare("anchor")
     batches = source.batches(as_inner_length(2), 0, source.anchor_size)
 
-    def closure_of(batch: Any) -> Callable[[], Tensor]:
-        def closure() -> Tensor:
-            sgd.zero_grad()
-            value = source.loss(batch, None)
-            value.backward()
-            return value.detach()
-
-        return closure
-
     def timed(step: Callable[[], Any]) -> float:
-        _wait(device)
+        wait(device)
         start = time.perf_counter()
         step()
-        _wait(device)
+        wait(device)
         return time.perf_counter() - start
 
-    taken: dict[str, list[float]] = {}
+    taken: dict[str, list[float]] = defaultdict(list)
     for turn in range(repeats + 1):
-        anchor, small = closure_of(next(batches)[0]), closure_of(next(batches)[0])
+        anchor, small = (closure_of(source, sgd, next(batches)[0]) for _ in range(2))
         for optimizer in (sparse, fresh):
             optimizer.step(anchor, anchor=True)
         fresh.step(small, anchor=False)  # the first after an anchor selects
@@ -279,10 +263,5 @@ def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict
         for name, step in kinds.items():
             spent = timed(step)
             if turn:
-                taken.setdefault(name, []).append(spent)
+                taken[name].append(spent)
     return {name: statistics.median(values) for name, values in taken.items()}
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

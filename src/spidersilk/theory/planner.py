@@ -6,14 +6,18 @@ docs/theory.md states the assumptions and derives what is not in the paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 
 from spidersilk.checks import check_choice, check_positive_int
 from spidersilk.loop.step_size import theorem_1_step
 from spidersilk.operator.counts import Count, resolve_counts
 
 METHODS = ("recursive", "anchored", "selected")
+Run = tuple[int, int, int, float | None]  # k1, k2, b, and m if it is given
+Factors = tuple[float, float]  # of sigma2 / eps^2 in B, and of delta_f / (eta m eps^2) in T
+Step = Callable[[float], float]  # m -> eta L
 
 
 @dataclass(frozen=True)
@@ -123,12 +127,9 @@ def plan(
 
 def theorem_1(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None) -> Plan:
     """Theorem 1, worst case: eta L = sqrt(k2 / (6 d m)), B = min(2 sigma2 / eps^2, n), T = 4 delta_f/(eta m eps^2)."""
-    _needs_random("Theorem 1", k2)
-    anchor = problem.anchor_batch(2)
-    m = inner_steps or anchor * problem.d / (b * (k1 + k2))
-    lr = theorem_1_step(k2, problem.d, m) / problem.smoothness
-    dense = problem.loops(4, theorem_1_step(1, 1, anchor) / problem.smoothness, anchor) * 3 * anchor
-    return _recursive("Theorem 1", problem, k1, k2, b, anchor, m, lr, problem.loops(4, lr, m), dense)
+    dense = _spiderboost(problem, (2, 4), partial(theorem_1_step, 1, 1))
+    run, step = (k1, k2, b, inner_steps), partial(theorem_1_step, k2, problem.d)
+    return _plan(problem, "recursive", "Theorem 1", run, (2, 4), step, dense)
 
 
 def theorem_2(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None) -> Plan:
@@ -136,30 +137,29 @@ def theorem_2(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float
 
     It reaches eps if the mean of R_j stays below `allowed_residual` = eps^2 k2 / (3 (d - k1 - k2) m).
     """
-    _needs_random("Theorem 2", k2)
-    anchor = problem.anchor_batch(3)
-    m = inner_steps or anchor * problem.d / (b * (k1 + k2))
-    lr = math.sqrt(min(b, m) / (3 * m)) / problem.smoothness
+    run = k1, k2, b, inner_steps
+    found = _plan(problem, "recursive", "Theorem 2", run, (3, 6), lambda m: math.sqrt(min(b, m) / (3 * m)))
     left = problem.d - k1 - k2
-    allowed = math.inf if left == 0 else problem.eps**2 * k2 / (3 * left * m)
-    loops, dense = problem.loops(6, lr, m), _spiderboost(problem)
-    return _recursive("Theorem 2", problem, k1, k2, b, anchor, m, lr, loops, dense, allowed)
+    allowed = math.inf if left == 0 else problem.eps**2 * k2 / (3 * left * found.inner_steps)
+    return replace(found, allowed_residual=allowed)
 
 
 def anchored(
     problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None, outside: float = 1.0
 ) -> Plan:
     """Theorem 3, ours: v = v_anchor + rtop(difference to x_a), whose variance is at most kappa L^2 |x - x_a|^2."""
-    _needs_random("Theorem 3", k2)
     kappa = 1 / b + variance_factor(problem.d, k1, k2) * outside
-    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, "anchored")
-    return _svrg("anchored", "Theorem 3", problem, k1 + k2, b, inner_steps, kappa, 1.0, stable)
+    run = k1, k2, b, inner_steps
+    return _plan(problem, "anchored", "Theorem 3", run, (6, 8), partial(theorem_3_step, kappa))
 
 
 def selected(
     problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None, outside: float = 1.0
 ) -> Plan:
-    """Theorem 4, ours: only the selected move, so no rescaling enters; progress is what the selection captures."""
+    """Theorem 4, ours: only the selected move, so no rescaling enters; progress is what the selection captures.
+
+    B = min(6 sigma2 / (capture eps^2), n), T = 8 delta_f / (capture eta m eps^2).
+    """
     chance = k2 / (problem.d - k1) if k1 < problem.d else 1.0
     capture = 1 - outside + outside * chance
     if capture == 0:
@@ -167,8 +167,8 @@ def selected(
             "k2 = 0 with outside = 1: nothing but the top k1 ever moves, and they may miss the whole gradient; raise "
             "k2, or give outside as measured"
         )
-    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, "selected")
-    return _svrg("selected", "Theorem 4", problem, k1 + k2, b, inner_steps, 1 / b, capture, stable)
+    factors, run = (6 / capture, 8 / capture), (k1, k2, b, inner_steps)
+    return _plan(problem, "selected", "Theorem 4", run, factors, partial(theorem_3_step, 1 / b))
 
 
 def theorem_2_inner_steps(anchor: int, small: int, density: float) -> int:
@@ -210,56 +210,28 @@ def cost(anchor_batch_size: int, batch_size: int, lengths: Iterable[float], k: i
     return sum(anchor_batch_size + 2 * batch_size * length * k / d for length in lengths)
 
 
-def _spiderboost(problem: Problem) -> float:
-    """SpiderBoost's expected queries: Theorem 2 with k1 = 0, k2 = d, b = 1."""
-    anchor = problem.anchor_batch(3)
-    return problem.loops(6, math.sqrt(1 / (3 * anchor)) / problem.smoothness, anchor) * 3 * anchor
+def _spiderboost(problem: Problem, factors: Factors = (3, 6), step: Step = lambda m: math.sqrt(1 / (3 * m))) -> float:
+    """SpiderBoost's expected queries, by Theorem 2 if not told otherwise, with k1 = 0, k2 = d, b = 1."""
+    anchor = problem.anchor_batch(factors[0])
+    return problem.loops(factors[1], step(anchor) / problem.smoothness, anchor) * 3 * anchor
 
 
-def _recursive(
-    statement: str,
-    problem: Problem,
-    k1: int,
-    k2: int,
-    b: int,
-    anchor: int,
-    m: float,
-    lr: float,
-    loops: float,
-    dense: float,
-    allowed: float | None = None,
+def _plan(
+    problem: Problem, method: str, statement: str, run: Run, factors: Factors, step: Step, dense: float | None = None
 ) -> Plan:
-    queries = loops * cost(anchor, b, [m], k1 + k2, problem.d)
-    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2)
-    notes = _notes(problem, anchor, b, m, loops)
-    return Plan("recursive", statement, lr, anchor, b, m, loops, queries, queries / dense, stable, allowed, notes)
-
-
-def _svrg(
-    method: str,
-    statement: str,
-    problem: Problem,
-    k: int,
-    b: int,
-    inner_steps: float | None,
-    kappa: float,
-    capture: float,
-    stable: float,
-) -> Plan:
-    """What Theorems 3 and 4 share: B = ceil(6 sigma2 / (capture eps^2), n), T = 8 delta_f / (capture eta m eps^2)."""
-    anchor = problem.anchor_batch(6 / capture)
-    m = inner_steps or anchor * problem.d / (b * k)
-    lr = theorem_3_step(kappa, m) / problem.smoothness
-    loops = problem.loops(8 / capture, lr, m)
-    queries = loops * cost(anchor, b, [m], k, problem.d)
-    notes = _notes(problem, anchor, b, m, loops)
-    ratio = queries / _spiderboost(problem)
-    return Plan(method, statement, lr, anchor, b, m, loops, queries, ratio, stable, None, notes)
-
-
-def _needs_random(statement: str, k2: int) -> None:
-    if k2 == 0:
+    """What all statements share; `dense` are SpiderBoost's queries, by Theorem 2 where they are not given."""
+    k1, k2, b, inner_steps = run
+    if k2 == 0 and method != "selected":
         raise ValueError(f"k2 = 0: {statement} needs an unbiased operator, so k2 must be at least 1")
+    anchor = problem.anchor_batch(factors[0])
+    m = inner_steps or anchor * problem.d / (b * (k1 + k2))
+    lr = step(m) / problem.smoothness
+    loops = problem.loops(factors[1], lr, m)
+    queries = loops * cost(anchor, b, [m], k1 + k2, problem.d)
+    ratio = queries / (dense or _spiderboost(problem))
+    stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, method)
+    notes = _notes(problem, anchor, b, m, loops)
+    return Plan(method, statement, lr, anchor, b, m, loops, queries, ratio, stable, None, notes)
 
 
 def _notes(problem: Problem, anchor: int, b: int, m: float, loops: float) -> tuple[str, ...]:

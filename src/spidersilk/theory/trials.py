@@ -68,10 +68,8 @@ METHODS = (
     Method("AdamW", lambda p, lr: torch.optim.AdamW(p, lr), lambda anchor, small: as_inner_length(1), adam=True),
     Method("SpiderBoost", SpiderBoost, lambda anchor, small: as_inner_length(max(2, anchor // small))),
     Method("SVRG", SVRG, lambda anchor, small: as_inner_length(max(2, anchor // small))),
-    Method("SparseSVRG", SparseSVRG, lambda anchor, small: Adaptive(), True),
-    Method(
-        "SparseSVRG, selected", lambda p, lr: SparseSVRG(p, lr, move="selected"), lambda anchor, small: Adaptive(), True
-    ),
+    Method("SparseSVRG", SparseSVRG, lambda *_: Adaptive(), True),
+    Method("SparseSVRG, selected", lambda p, lr: SparseSVRG(p, lr, move="selected"), lambda *_: Adaptive(), True),
     Method("SparseSGD", SparseSGD, lambda anchor, small: as_inner_length(FRESH), True, fresh=True),
     Method("SparseAdamW", SparseAdamW, lambda anchor, small: as_inner_length(FRESH), True, adam=True, fresh=True),
 )
@@ -166,9 +164,7 @@ class _Run:
                 self.source.prepare(self.reference)
             while not self.diverged and self.spent < budget:
                 self._step()
-                if self.diverged:
-                    break
-                if self.spent >= self.trial.queries[-1] + every or self.spent >= budget:
+                if not self.diverged and self.spent >= min(self.trial.queries[-1] + every, budget):
                     self._look()
             self.values = snapshot(self.model)
             self.source_state = self.source.state_dict()
@@ -181,26 +177,21 @@ class _Run:
         self.optimizer = self.method.make(params, self.lr)
         self.reference = getattr(self.optimizer, "reference", None)
         self.source.prepare(self.reference)
-        inner = self.method.inner(self.anchor, self.source.small_size)
         if isinstance(self.optimizer, VarianceReduced):
+            inner = self.method.inner(self.anchor, self.source.small_size)
             self.batches = self.source.batches(inner, self.seed, self.anchor)
         else:
-            self.batches = _smalls(self.source, self.seed)
+            both = self.source.batches(as_inner_length(10**9), self.seed, self.source.anchor_size)
+            self.batches = (pair for pair in both if not pair[1])
         self._look()
 
     def _step(self) -> None:
         batch, is_anchor = next(self.batches)
         size = self.anchor if is_anchor else self.source.small_size
         optimizer = self.optimizer
-        self._wait()
+        closure = closure_of(self.source, optimizer, batch)
+        wait(self.device)
         start = time.perf_counter()
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = self.source.loss(batch, getattr(optimizer, "evaluating", None))
-            loss.backward()
-            return loss.detach()
-
         try:
             if isinstance(optimizer, VarianceReduced):
                 optimizer.step(closure, anchor=is_anchor, samples=size)
@@ -212,12 +203,8 @@ class _Run:
         except DivergenceError:
             self._note(math.inf)
         self.source.stepped()
-        self._wait()
+        wait(self.device)
         self.seconds += time.perf_counter() - start
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _look(self) -> None:
         with torch.no_grad():
@@ -231,10 +218,20 @@ class _Run:
         self.trial.losses.append(loss)
 
 
-def _smalls(source: Source, seed: int) -> Iterator[tuple[Any, bool]]:
-    for batch, is_anchor in source.batches(as_inner_length(10**9), seed, source.anchor_size):
-        if not is_anchor:
-            yield batch, False
+def closure_of(source: Source, optimizer: torch.optim.Optimizer, batch: Any) -> Callable[[], Tensor]:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = source.loss(batch, getattr(optimizer, "evaluating", None))
+        loss.backward()
+        return loss.detach()
+
+    return closure
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class CompactBase:
         self.twin.__dict__.pop("step", None)  # a scheduler on the base has bound it to the base
         self._parts: list[_Part] = []
         self._flat: dict[tuple[int, int, str], tuple[Tensor, list[Tensor]]] = {}
-        self._show([])
+        self._show()
 
     @property
     def entered(self) -> bool:
@@ -71,7 +71,7 @@ class CompactBase:
                 "the state before it; use plain SGD there, or capture the closure alone"
             )
         self._scatter()
-        self._show([part for number, selection in enumerate(selections) for part in self._split(number, selection)])
+        self._show(selections)
         for part in self._parts:
             if part.key not in old:
                 state = self._gather(part, *self._base_state(part))
@@ -92,7 +92,7 @@ class CompactBase:
             scalars = _scalars(self.twin.state.get(part.param, {}), part.param)
             for p in self._params_of(part):
                 self.base.state[p].update(_copies(scalars))
-        self._show([])
+        self._show()
 
     def _scatter(self) -> None:
         """Write the selected part of momentum and the like back to the base's full-size vectors."""
@@ -141,10 +141,10 @@ class CompactBase:
 
     def load_state_dict(self, state: dict[str, Any], selections: Sequence[Selection]) -> None:
         self._flat.clear()
-        self._show([])
+        self._show()
         if self.full_state or not state["parts"]:
             return
-        self._show([part for number, selection in enumerate(selections) for part in self._split(number, selection)])
+        self._show(selections)
         for part, saved in zip(self._parts, state["parts"], strict=True):
             if not torch.equal(part.indices.cpu(), saved["indices"].cpu()):
                 raise ValueError("the saved state's coordinates are not those of its selection: the file is damaged")
@@ -157,7 +157,9 @@ class CompactBase:
             if values:
                 self.twin.state[part.param] = values
 
-    def _show(self, parts: list[_Part]) -> None:
+    def _show(self, selections: Sequence[Selection] = ()) -> None:
+        """Let the coordinates of `selections`, one for each slab, be the twin's parameters, without any state."""
+        parts = [part for number, selection in enumerate(selections) for part in self._split(number, selection)]
         self._parts = parts
         self.twin.state = defaultdict(dict)
         self.twin.param_groups = [

@@ -43,9 +43,12 @@ class Slab:
         They are views of one vector, in which entries need not lie in the order of the others here: read it through the
         views alone. Parameters that share storage (a cuDNN LSTM wants its weights in one piece) share a twin of it.
         """
+        sharing: dict[int, list[Tensor]] = defaultdict(list)
+        for p in self.params:
+            sharing[p.untyped_storage().data_ptr()].append(p)
         shared: dict[int, Tensor] = {}
         alone = []
-        for address, params in self._by_storage().items():
+        for address, params in sharing.items():
             entries = params[0].untyped_storage().nbytes() // params[0].element_size()
             if len(params) > 1 and entries <= 2 * sum(p.numel() for p in params):
                 shared[address] = torch.zeros(entries, dtype=self.dtype, device=self.device)
@@ -55,20 +58,15 @@ class Slab:
         pieces = {id(p): piece for p, piece in zip(alone, vector.split([p.numel() for p in alone]), strict=True)}
         views = []
         for p in self.params:
-            twin = shared.get(p.untyped_storage().data_ptr())
-            if twin is not None:
+            piece = pieces.get(id(p))
+            if piece is None:
+                twin = shared[p.untyped_storage().data_ptr()]
                 views.append(twin.as_strided(p.shape, p.stride(), p.storage_offset()))
             elif _is_dense(p):
-                views.append(pieces[id(p)].as_strided(p.shape, p.stride(), pieces[id(p)].storage_offset()))
+                views.append(piece.as_strided(p.shape, p.stride(), piece.storage_offset()))
             else:
-                views.append(pieces[id(p)].view(p.shape))
+                views.append(piece.view(p.shape))
         return views
-
-    def _by_storage(self) -> dict[int, list[Tensor]]:
-        sharing: dict[int, list[Tensor]] = defaultdict(list)
-        for p in self.params:
-            sharing[p.untyped_storage().data_ptr()].append(p)
-        return sharing
 
     def flatten(self, tensors: Iterable[Tensor | None]) -> Tensor:
         """A new vector with the entries of `tensors`, one for each parameter; None counts as zeros."""
@@ -88,9 +86,6 @@ class Slab:
         """Make p.grad a copy of the vector, in new tensors: those of the closure may be its own, or one for two."""
         for p, view in zip(self.params, self.views(flat), strict=True):
             p.grad = torch.empty_like(p).copy_(view)
-
-    def gradients(self) -> list[Tensor | None]:
-        return [p.grad for p in self.params]
 
 
 def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from spidersilk.checks import check_same_settings
 from spidersilk.kernels import backends
+from spidersilk.kernels.plain import all_finite
 from spidersilk.loop.counter import CountsLoops, LoopCounter
 from spidersilk.loop.markers import Anchor
 from spidersilk.loop.step_size import theorem_1_step
@@ -73,16 +74,16 @@ class LazySVRG(CountsLoops, Optimizer):
         self._rows = LazyRows(self._slab, self.sparsity, kernels)
         self._points = TwoPoint(self._slab.params)  # the closure may call modules around `model`
         self._has_memory = self._has_selection = self._closed = False
-        self._handles = [h for module in model.modules() if _is_table(module) for h in self._watch(module)]
+        tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
+        self._handles = [handle for table in tables for handle in self._watch(table)]
 
-    def _watch(self, module: nn.Module) -> list[Any]:
+    def _watch(self, module: nn.Embedding | nn.EmbeddingBag) -> list[Any]:
         """Hooks by which a table is up to date wherever it is looked up, saved or loaded."""
-        if getattr(module, "max_norm", None) is not None:
+        if module.max_norm is not None:
             raise ValueError("a table with max_norm renormalises rows as they are read: leave max_norm=None")
-        weight = module.weight
-        if not any(weight is p for p in self._slab.params):
+        number = next((i for i, p in enumerate(self._slab.params) if p is module.weight), None)
+        if number is None:
             return []  # frozen
-        number = next(i for i, p in enumerate(self._slab.params) if p is weight)
         self._rows.is_table[number] = True
 
         def read(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -150,7 +151,7 @@ class LazySVRG(CountsLoops, Optimizer):
         self._loop.end_piece(piece, samples)
         if not piece.last or piece.idle:
             return loss
-        if not self._rows.is_finite():
+        if not all_finite([self._rows.v]):
             raise self._divergence(0)
         self._rows.begin_loop(not self._has_memory or self.sparsity.memory_reset, self._lr())
         self._has_memory, self._has_selection = True, False
@@ -183,11 +184,11 @@ class LazySVRG(CountsLoops, Optimizer):
 
     def _divergence(self, inner_step: int) -> DivergenceError:
         self.flush()
-        norms = {"x": self._slab.flatten(p.detach() for p in self._slab.params), "v": self._rows.v}
+        vectors = {"x": self._slab.flatten(p.detach() for p in self._slab.params), "v": self._rows.v}
+        sizes = {name: float(vector.double().norm()) for name, vector in vectors.items()}
         self._loop.start_anew()
         self._has_memory = False
         allowed = theorem_1_step(max(1, round(self.sparsity.k2 * self.d)), self.d, inner_step + 1)
-        sizes = {name: float(value.double().norm()) for name, value in norms.items()}
         return DivergenceError(self.steps, inner_step, sizes, [self._lr()], allowed, None)
 
     # Saving and loading.
@@ -196,12 +197,11 @@ class LazySVRG(CountsLoops, Optimizer):
         """All that the next step needs beside the model's own state."""
         self.flush()
         flags = {"_has_memory": self._has_memory, "_has_selection": self._has_selection}
-        counters = self._loop.state_dict() | flags
         groups = [{name: value for name, value in g.items() if name != "params"} for g in self.param_groups]
         return {
             "settings": self._settings(),
             "stream": self._stream.state_dict(),
-            "counters": counters,
+            "counters": self._loop.state_dict() | flags,
             "param_groups": groups,
             "rows": self._rows.state_dict(),
         }
@@ -229,10 +229,6 @@ class LazySVRG(CountsLoops, Optimizer):
 
 
 ALONE = Alone()
-
-
-def _is_table(module: nn.Module) -> bool:
-    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
 
 
 def _one_slab(param_groups: list[dict[str, Any]]) -> Slab:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from spidersilk.kernels.interface import Kernels
-from spidersilk.operator.counts import counts_within
+from spidersilk.kernels.plain import all_finite
 from spidersilk.operator.groups import RowLayout
 from spidersilk.operator.random_stream import mix
 from spidersilk.operator.settings import RTop
@@ -26,7 +27,7 @@ class LazyRows:
         layout = RowLayout([p.shape for p in slab.params], slab.device, sparsity.per_tensor)
         self.shapes = layout.shapes
         self.classes = layout.classes
-        self.counts = [counts_within(sparsity.k1, sparsity.k2, c.count) for c in self.classes]
+        self.counts = layout.counts(sparsity.k1, sparsity.k2)
         self.density = sum(sum(n) * c.length for n, c in zip(self.counts, self.classes, strict=True)) / slab.d
         self.is_table = [False] * len(slab.params)
         self.v = slab.zeros()
@@ -43,8 +44,11 @@ class LazyRows:
 
     def _by_parameter(self, values: list[Tensor]) -> list[Tensor]:
         """Views of values per class, one for each parameter."""
-        at = {start: piece for c, v in zip(self.classes, values, strict=True) for start, piece in _pieces(c.pieces, v)}
-        starts = [sum(self.slab.sizes[:i]) for i in range(len(self.slab.sizes))]
+        at: dict[int, Tensor] = {}  # by where a parameter begins in the flat vector
+        for of_class, of_rows in zip(self.classes, values, strict=True):
+            starts, counts = zip(*of_class.pieces, strict=True)
+            at |= zip(starts, of_rows.split(list(counts)), strict=True)
+        starts = accumulate(self.slab.sizes[:-1], initial=0)
         return [at[start] if size else values[0][:0] for start, size in zip(starts, self.slab.sizes, strict=True)]
 
     def _x(self, number: int) -> Tensor:
@@ -74,9 +78,6 @@ class LazyRows:
         for p, v in zip(self.slab.params, self._v_of, strict=True):
             if p.grad is not None:
                 v.view(p.shape).add_(p.grad, alpha=weight)
-
-    def is_finite(self) -> bool:
-        return bool(torch.isfinite(torch.linalg.vector_norm(self.v, ord=float("inf"))))
 
     def begin_loop(self, start_memory: bool, lr: float) -> None:
         """The anchor point, the sums of |v|, those of M if they start anew, and the first move of all rows."""
@@ -128,7 +129,7 @@ class LazyRows:
             for (rows, y), weights in zip(touched, self._weights_of, strict=True)
         ]
         news = [v.index_select(0, rows).add_(u) for (rows, _), v, u in zip(touched, self._v_of, changes, strict=True)]
-        if not all(bool(torch.isfinite(torch.linalg.vector_norm(v, ord=float("inf")))) for v in news if v.numel()):
+        if not all_finite(news):
             return False
         decay = self.sparsity.memory_decay
         for sums, drift in zip(self.sums, self.drift, strict=True):
@@ -155,8 +156,3 @@ class LazyRows:
         for name in ("sums", "drift", "weights"):
             for values, saved in zip(getattr(self, name), state[name], strict=True):
                 values.copy_(saved)
-
-
-def _pieces(places: list[tuple[int, int]], values: Tensor) -> list[tuple[int, Tensor]]:
-    """Where the rows of each tensor of a class begin in the flat vector, and its part of the class's values."""
-    return [(at, part) for (at, _), part in zip(places, values.split([n for _, n in places]), strict=True)]

@@ -52,7 +52,7 @@ class Vectors:
 
     def accumulate(self, weight: float, first: bool) -> None:
         """v := weight g for the first piece of an anchor, v := v + weight g for the others, g what the closure left."""
-        gradients = [slab.flatten(slab.gradients()) for slab in self.slabs]
+        gradients = [slab.flatten(p.grad for p in slab.params) for slab in self.slabs]
         if not self.v:
             self.v = [slab.zeros() for slab in self.slabs]
         for v, gradient in zip(self.v, gradients, strict=True):

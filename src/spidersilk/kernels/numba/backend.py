@@ -10,25 +10,20 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spidersilk.kernels.interface import Outcome, Seed, Tensors, Update
+from spidersilk.kernels.interface import Form, Outcome, Seed, Tensors, Update
 from spidersilk.kernels.numba import selection, updates
 from spidersilk.kernels.numba.scalars import BIN_BITS, BLOCK
 from spidersilk.kernels.plain import PLAIN
 
 PARALLEL_FROM = 1 << 20
 BINS = 1 << BIN_BITS
-FORMS = {
-    "recursive": updates.RECURSIVE,
-    "anchored": updates.ANCHORED,
-    "refresh": updates.REFRESH,
-    "fresh": updates.FRESH,
-}
+FORMS = {form: getattr(updates, form.upper()) for form in get_args(Form)}
 _KEYS = {torch.float32: np.uint32, torch.float64: np.uint64, torch.bfloat16: np.uint16}
 _NUMBERS = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.float32}  # what is computed in
 # The bits of half a unit in the last place of the largest float: a smaller summand cannot make a finite entry infinite.

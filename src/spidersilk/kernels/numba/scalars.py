@@ -56,10 +56,8 @@ def _own_stamp() -> str:
 
 @intrinsic
 def _pointer(typing_context, address):
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.intp), generate
+    kind = ir.IntType(8).as_pointer()
+    return types.voidptr(types.intp), lambda _context, builder, _kinds, given: builder.inttoptr(given[0], kind)
 
 
 @intrinsic
@@ -79,73 +77,56 @@ def prefetch(typing_context, address):
 @intrinsic
 def fused(typing_context, x, y, z):
     """x * y + z, rounded once, as torch's `add_(other, alpha=...)` does."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.fma(*arguments)
-
-    return z(z, z, z), generate
+    return z(z, z, z), lambda _context, builder, _kinds, given: builder.fma(*given)
 
 
 @intrinsic
 def lowest_bit(typing_context, word):
     """The place of the lowest set bit, 64 if there is none."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), generate
+    no = ir.Constant(ir.IntType(1), 0)
+    return types.int64(types.uint64), lambda _context, builder, _kinds, given: builder.cttz(given[0], no)
 
 
 @intrinsic
 def bit_count(typing_context, word):
     """How many bits are set."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.uint64), generate
+    return types.int64(types.uint64), lambda _context, builder, _kinds, given: builder.ctpop(given[0])
 
 
+def by_type(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for compiled code alone, whose body `implementation` makes from the types of the arguments."""
+
+    def function(*_: Any) -> Any:
+        raise TypeError("for compiled code alone")
+
+    overload(function, strict=False)(implementation)
+    return function
+
+
+@by_type
 def key_of(bits):
-    raise TypeError("for compiled code alone")
-
-
-@overload(key_of, strict=False)
-def _overload_key(bits):
     """A float's bits without the sign."""
     kind, magnitude = getattr(np, f"uint{bits.bitwidth}"), (1 << (bits.bitwidth - 1)) - 1
     return lambda bits: kind(bits & kind(magnitude))
 
 
+@by_type
 def bin_of(bits):
-    raise TypeError("for compiled code alone")
-
-
-@overload(bin_of, strict=False)
-def _overload_bin(bits):
     """The leading bits of the key; constants, because a shift known only at run time costs a third more."""
     kind, shift = getattr(np, f"uint{bits.bitwidth}"), bits.bitwidth - 1 - BIN_BITS
     return lambda bits: key_of(bits) >> kind(shift)
 
 
+@by_type
 def to_number(entry):
-    raise TypeError("for compiled code alone")
-
-
-@overload(to_number, strict=False)
-def _overload_number(entry):
     """An array's entry as a number: bfloat16 bits as float32, others as they are."""
     if isinstance(entry, types.Integer):
         return lambda entry: np.uint32(np.uint32(entry) << np.uint32(16)).view(np.float32)
     return lambda entry: entry
 
 
+@by_type
 def to_entry(number, like):
-    raise TypeError("for compiled code alone")
-
-
-@overload(to_entry, strict=False)
-def _overload_entry(number, like):
     """A number as an entry of the kind of `like`, bfloat16 rounded to nearest even."""
     if not isinstance(like, types.Integer):
         kind = np.float32 if like is types.float32 else np.float64
@@ -157,6 +138,14 @@ def _overload_entry(number, like):
         return rounded if number == number else np.uint16(0x7FC0)
 
     return round_to_even
+
+
+@register_jitable
+def mixed(state):
+    """The finaliser of splitmix64."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
 
 
 @register_jitable

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from spidersilk.kernels.numba.scalars import bin_of, bit_count, compiled, key_of, lowest_bit
+from spidersilk.kernels.numba.scalars import bin_of, bit_count, compiled, key_of, lowest_bit, mixed
 
 RADIX = 10  # bits settled by one pass of `refine`
 
@@ -88,19 +88,11 @@ def refine(keys, places, wanted, open_bits, mask) -> None:
             mask[places[i] >> 6] &= ~(np.uint64(1) << np.uint64(places[i] & 63))
 
 
-@register_jitable
-def _mixed(state):
-    """The finaliser of splitmix64."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
-
-
 @compiled
 def draw(mask, d, k, seed) -> None:
     """Set k of the clear bits among the first d, uniformly: numbers from splitmix64, taken bits drawn again."""
     golden, half, low_half = np.uint64(0x9E3779B97F4A7C15), np.uint64(32), np.uint64(0xFFFFFFFF)
-    state = _mixed(seed ^ golden)
+    state = mixed(seed ^ golden)
     span = np.uint64(d)
     if d > 0xFFFFFFFF:
         cover = np.uint64(1)
@@ -108,7 +100,7 @@ def draw(mask, d, k, seed) -> None:
             cover <<= np.uint64(1)
         while k > 0:
             state += golden
-            at = _mixed(state) & (cover - np.uint64(1))
+            at = mixed(state) & (cover - np.uint64(1))
             if at < span:
                 bit = np.uint64(1) << (at & np.uint64(63))
                 k -= (mask[at >> np.uint64(6)] & bit) == 0
@@ -117,7 +109,7 @@ def draw(mask, d, k, seed) -> None:
     surplus = (low_half + np.uint64(1)) % span  # Lemire: products with a lower half below this would be one too many
     while k > 0:
         state += golden
-        number = _mixed(state)
+        number = mixed(state)
         for product in ((number >> half) * span, (number & low_half) * span):
             if product & low_half >= surplus and k > 0:
                 at = product >> half

@@ -176,23 +176,24 @@ def advance(
 
 
 @register_jitable
-def _find_piece(offsets, index):
+def _piece_of(index, addresses, offsets, like):
+    """Of the piece that has a flat index: where it begins, its size, its address, and its entries."""
     if index < 0 or index >= offsets[-1]:
         raise IndexError("an index is outside the flat vector")
-    return np.searchsorted(offsets, index, "right") - 1
+    at = np.searchsorted(offsets, index, "right") - 1
+    size = offsets[at + 1] - offsets[at]
+    return offsets[at], np.uint64(size), addresses[at], piece_at(addresses[at], size, like)
 
 
 @compiled
 def gather(start, stop, addresses, offsets, indices, out) -> None:
     """out[i] = the entry at the flat index; an address of 0 stands for zeros. Fast for indices in ascending runs."""
-    begin, size, piece, address = 0, np.uint64(0), out, 0
+    begin, size, address, piece = 0, np.uint64(0), 0, out
     for i in range(start, stop):
         place = np.uint64(indices[i] - begin)
         if place >= size:  # also where the index is below `begin`
-            at = _find_piece(offsets, indices[i])
-            begin, address = offsets[at], addresses[at]
-            size, place = np.uint64(offsets[at + 1] - begin), np.uint64(indices[i] - begin)
-            piece = piece_at(address, offsets[at + 1] - begin, out)
+            begin, size, address, piece = _piece_of(indices[i], addresses, offsets, out)
+            place = np.uint64(indices[i] - begin)
         if address:
             out[i] = piece[place]
         else:  # not one expression: numba would make a float of a uint64 and a 0
@@ -206,8 +207,6 @@ def scatter(start, stop, addresses, offsets, indices, values) -> None:
     for i in range(start, stop):
         place = np.uint64(indices[i] - begin)
         if place >= size:
-            at = _find_piece(offsets, indices[i])
-            begin = offsets[at]
-            size, place = np.uint64(offsets[at + 1] - begin), np.uint64(indices[i] - begin)
-            piece = piece_at(addresses[at], offsets[at + 1] - begin, values)
+            begin, size, _, piece = _piece_of(indices[i], addresses, offsets, values)
+            place = np.uint64(indices[i] - begin)
         piece[place] = values[i]

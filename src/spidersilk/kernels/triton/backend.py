@@ -32,14 +32,15 @@ class TritonKernels:
         if any(t is not None and (t.dtype != dtype or t.device != out.device) for t in full):
             return PLAIN.gather(tensors, sizes, indices, dtype)
         flat = self._flat_tensors("read", sizes, out.device)
-        return vectors.gather(flat, flat.table(full), indices, out)
+        vectors.transfer(flat, flat.table(full), indices, out, False)
+        return out
 
     def scatter(self, tensors: Sequence[Tensor], sizes: Sequence[int], indices: Tensor, values: Tensor) -> None:
         if not all(t.is_contiguous() for t in tensors):
             PLAIN.scatter(tensors, sizes, indices, values)
             return
         flat = self._flat_tensors("write", sizes, values.device)
-        vectors.scatter(flat, flat.table(tensors), indices, values)
+        vectors.transfer(flat, flat.table(tensors), indices, values, True)
 
     def advance(self, update: Update) -> Outcome:
         """x is moved if all its tensors have the same rate, and stays if the flag is up."""

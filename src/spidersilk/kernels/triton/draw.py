@@ -125,32 +125,6 @@ def _list(place, index, which, shift, index_bits, counts_ptr, lists_ptr):
 
 
 @triton.jit
-def _settle_ties(
-    scratch_ptr, counts, lists, top_bits, drawn_bits, wanted, programs, tiles, sure, span, shift, index_bits, word0,
-    word1, BINS: tl.constexpr, TILE: tl.constexpr, NARROW: tl.constexpr, DRAWS: tl.constexpr,
-):  # fmt: skip
-    """Give the few coordinates at the threshold to the top part, to those surely drawn, or to the lists."""
-    lanes = tl.arange(0, TIES)
-    there = lanes < read(counts + BINS)
-    index = tl.load(lists + BINS * SLOTS + lanes, mask=there, other=9223372036854775807, cache_modifier=".cg")
-    rank = tl.sum((index[None, :] < index[:, None]).to(tl.int32), axis=1)
-    index = tl.where(there, index, 0)
-    owner = owner_of(index, programs, tiles, TILE, NARROW)
-    one = tl.full([TIES], 1, tl.int64)
-    is_top = there & (rank < wanted)
-    mark(top_bits, index, is_top)
-    tl.atomic_add(scratch_ptr + TOTALS + owner, one, mask=is_top, sem="relaxed")
-    if DRAWS:
-        low, high = (index & 0xFFFFFFFF).to(tl.uint32), (index >> 32).to(tl.uint32)
-        place = random_numbers(low, high, word0, word1) - sure - 1
-        drawn = there & (rank >= wanted) & (place < 0)
-        mark(drawn_bits, index, drawn)
-        tl.atomic_add(scratch_ptr + TOTALS + ROW + owner, one, mask=drawn, sem="relaxed")
-        listed = there & (rank >= wanted) & (place >= 0) & (place <= span)
-        _list(place, index, listed, shift, index_bits, counts, lists)
-
-
-@triton.jit
 def _draw_tile(
     memory_ptr, at, left, threshold, lower, tie, open_, cut_index, sure, span, shift, index_bits, word0, word1,
     counts, lists, top_bits, drawn_bits,
@@ -230,22 +204,35 @@ def draw(
                 memory_ptr, at, d - at, threshold, lower, tie, open_, cut_index, sure, span, shift, index_bits, word0,
                 word1, counts, lists, top_bits, drawn_bits, BINS, WORDS, MAX, DRAWS, True,
             )  # fmt: skip
-            tops += new_tops
-            draws += new_draws
         else:
             new_tops, new_draws = _draw_tile(
                 memory_ptr, at, d - at, threshold, lower, tie, open_, cut_index, sure, span, shift, index_bits, word0,
                 word1, counts, lists, top_bits, drawn_bits, BINS, WORDS, MAX, DRAWS, False,
             )  # fmt: skip
-            tops += new_tops
-            draws += new_draws
+        tops += new_tops
+        draws += new_draws
     tl.store(scratch_ptr + TOTALS + pid, tl.sum(tops.to(tl.int64), axis=0))
     tl.store(scratch_ptr + TOTALS + ROW + pid, tl.sum(draws.to(tl.int64), axis=0))
     if is_last(scratch_ptr, 9):
         if open_:
-            _settle_ties(
-                scratch_ptr, counts, lists, top_bits, drawn_bits, wanted, programs, tiles, sure, span, shift,
-                index_bits, word0, word1, BINS, 32 * WORDS, NARROW, DRAWS,
-            )  # fmt: skip
+            # Give the few coordinates at the threshold to the top part, to those surely drawn, or to the lists.
+            lanes = tl.arange(0, TIES)
+            there = lanes < read(counts + BINS)
+            index = tl.load(lists + BINS * SLOTS + lanes, mask=there, other=9223372036854775807, cache_modifier=".cg")
+            rank = tl.sum((index[None, :] < index[:, None]).to(tl.int32), axis=1)
+            index = tl.where(there, index, 0)
+            owner = owner_of(index, programs, tiles, 32 * WORDS, NARROW)
+            one = tl.full([TIES], 1, tl.int64)
+            is_top = there & (rank < wanted)
+            mark(top_bits, index, is_top)
+            tl.atomic_add(scratch_ptr + TOTALS + owner, one, mask=is_top, sem="relaxed")
+            if DRAWS:
+                low, high = (index & 0xFFFFFFFF).to(tl.uint32), (index >> 32).to(tl.uint32)
+                place = random_numbers(low, high, word0, word1) - sure - 1
+                drawn = there & (rank >= wanted) & (place < 0)
+                mark(drawn_bits, index, drawn)
+                tl.atomic_add(scratch_ptr + TOTALS + ROW + owner, one, mask=drawn, sem="relaxed")
+                listed = there & (rank >= wanted) & (place >= 0) & (place <= span)
+                _list(place, index, listed, shift, index_bits, counts, lists)
             tl.debug_barrier()
         sum_up(scratch_ptr + TOTALS, read_row(scratch_ptr + TOTALS, programs))

@@ -25,27 +25,19 @@ def _address(table_ptr, starts_ptr, index, mask, like_ptr, TENSORS: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["k"])
-def gather(
-    table_ptr, starts_ptr, indices_ptr, out_ptr, k, TENSORS: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
+def transfer(
+    table_ptr, starts_ptr, indices_ptr, values_ptr, k, WRITE: tl.constexpr, TENSORS: tl.constexpr, LOG: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out := what the tensors have at the indices; a tensor that is not there counts as zeros."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < k
-    index = tl.load(indices_ptr + place, mask=mask, other=0)
-    pointer, there = _address(table_ptr, starts_ptr, index, mask, out_ptr, TENSORS, LOG)
-    tl.store(out_ptr + place, tl.load(pointer, mask=there, other=0), mask=mask)
-
-
-@triton.jit(do_not_specialize=["k"])
-def scatter(
-    table_ptr, starts_ptr, indices_ptr, values_ptr, k, TENSORS: tl.constexpr, LOG: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The tensors at the indices := values."""
+    """values := what the tensors have at the indices, where a tensor that is not there counts as zeros; or WRITE it."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = place < k
     index = tl.load(indices_ptr + place, mask=mask, other=0)
     pointer, there = _address(table_ptr, starts_ptr, index, mask, values_ptr, TENSORS, LOG)
-    tl.store(pointer, tl.load(values_ptr + place, mask=mask, other=0), mask=there)
+    if WRITE:
+        tl.store(pointer, tl.load(values_ptr + place, mask=mask, other=0), mask=there)
+    else:
+        tl.store(values_ptr + place, tl.load(pointer, mask=there, other=0), mask=mask)
 
 
 @triton.jit
@@ -53,23 +45,16 @@ def _move_tile(
     x_address, grad_ptr, v_ptr, at, size, rate, HAS_GRAD: tl.constexpr, WORK: tl.constexpr, TILE: tl.constexpr,
     FULL: tl.constexpr,
 ):  # fmt: skip
-    dtype = v_ptr.dtype.element_ty
     offsets = at + tl.arange(0, TILE)
-    mask = offsets < size
+    mask = None if FULL else offsets < size
     x_ptr = x_address.to(v_ptr.dtype)
     if FULL:
         x_ptr = tl.multiple_of(x_ptr, 16)
-        v = tl.load(v_ptr + offsets)
-        x = tl.load(x_ptr + offsets).to(WORK)
-        tl.store(x_ptr + offsets, (x - rate * v.to(WORK)).to(dtype))
-        if HAS_GRAD:
-            tl.store(grad_ptr + offsets, v)
-    else:
-        v = tl.load(v_ptr + offsets, mask=mask, other=0)
-        x = tl.load(x_ptr + offsets, mask=mask, other=0).to(WORK)
-        tl.store(x_ptr + offsets, (x - rate * v.to(WORK)).to(dtype), mask=mask)
-        if HAS_GRAD:
-            tl.store(grad_ptr + offsets, v, mask=mask)
+    v = tl.load(v_ptr + offsets, mask=mask)
+    x = tl.load(x_ptr + offsets, mask=mask).to(WORK)
+    tl.store(x_ptr + offsets, (x - rate * v.to(WORK)).to(v.dtype), mask=mask)
+    if HAS_GRAD:
+        tl.store(grad_ptr + offsets, v, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rate_high", "rate_low"])
@@ -105,45 +90,17 @@ _ADDRESSES = [f"a{i}" for i in range(32)]
 @triton.jit(do_not_specialize=["count", *_ADDRESSES])
 def fill_table(
     table_ptr, count,
-    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
-    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
-    a8: tl.int64, a9: tl.int64, a10: tl.int64, a11: tl.int64,
-    a12: tl.int64, a13: tl.int64, a14: tl.int64, a15: tl.int64,
-    a16: tl.int64, a17: tl.int64, a18: tl.int64, a19: tl.int64,
-    a20: tl.int64, a21: tl.int64, a22: tl.int64, a23: tl.int64,
-    a24: tl.int64, a25: tl.int64, a26: tl.int64, a27: tl.int64,
-    a28: tl.int64, a29: tl.int64, a30: tl.int64, a31: tl.int64,
+    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64, a4: tl.int64, a5: tl.int64,
+    a6: tl.int64, a7: tl.int64, a8: tl.int64, a9: tl.int64, a10: tl.int64, a11: tl.int64,
+    a12: tl.int64, a13: tl.int64, a14: tl.int64, a15: tl.int64, a16: tl.int64, a17: tl.int64,
+    a18: tl.int64, a19: tl.int64, a20: tl.int64, a21: tl.int64, a22: tl.int64, a23: tl.int64,
+    a24: tl.int64, a25: tl.int64, a26: tl.int64, a27: tl.int64, a28: tl.int64, a29: tl.int64,
+    a30: tl.int64, a31: tl.int64,
 ):  # fmt: skip
     """Write up to 32 addresses that travel as arguments: nothing to copy from the host, so a graph can hold it."""
-    tl.store(table_ptr + 0, a0, mask=count > 0)
-    tl.store(table_ptr + 1, a1, mask=count > 1)
-    tl.store(table_ptr + 2, a2, mask=count > 2)
-    tl.store(table_ptr + 3, a3, mask=count > 3)
-    tl.store(table_ptr + 4, a4, mask=count > 4)
-    tl.store(table_ptr + 5, a5, mask=count > 5)
-    tl.store(table_ptr + 6, a6, mask=count > 6)
-    tl.store(table_ptr + 7, a7, mask=count > 7)
-    tl.store(table_ptr + 8, a8, mask=count > 8)
-    tl.store(table_ptr + 9, a9, mask=count > 9)
-    tl.store(table_ptr + 10, a10, mask=count > 10)
-    tl.store(table_ptr + 11, a11, mask=count > 11)
-    tl.store(table_ptr + 12, a12, mask=count > 12)
-    tl.store(table_ptr + 13, a13, mask=count > 13)
-    tl.store(table_ptr + 14, a14, mask=count > 14)
-    tl.store(table_ptr + 15, a15, mask=count > 15)
-    tl.store(table_ptr + 16, a16, mask=count > 16)
-    tl.store(table_ptr + 17, a17, mask=count > 17)
-    tl.store(table_ptr + 18, a18, mask=count > 18)
-    tl.store(table_ptr + 19, a19, mask=count > 19)
-    tl.store(table_ptr + 20, a20, mask=count > 20)
-    tl.store(table_ptr + 21, a21, mask=count > 21)
-    tl.store(table_ptr + 22, a22, mask=count > 22)
-    tl.store(table_ptr + 23, a23, mask=count > 23)
-    tl.store(table_ptr + 24, a24, mask=count > 24)
-    tl.store(table_ptr + 25, a25, mask=count > 25)
-    tl.store(table_ptr + 26, a26, mask=count > 26)
-    tl.store(table_ptr + 27, a27, mask=count > 27)
-    tl.store(table_ptr + 28, a28, mask=count > 28)
-    tl.store(table_ptr + 29, a29, mask=count > 29)
-    tl.store(table_ptr + 30, a30, mask=count > 30)
-    tl.store(table_ptr + 31, a31, mask=count > 31)
+    addresses = (
+        a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
+        a16, a17, a18, a19, a20, a21, a22, a23, a24, a25, a26, a27, a28, a29, a30, a31,
+    )  # fmt: skip
+    for i in tl.static_range(32):
+        tl.store(table_ptr + i, addresses[i], mask=count > i)

@@ -31,10 +31,7 @@ SPREAD = 8.0  # standard deviations of the number of coordinates drawn that its 
 LARGE = (64, 1 << 15, 1 << 20)  # the large sample: one key of so many, a power of two; none below the second; at most
 CLEAR = 4096  # words of scratch that a program clears at a time
 
-_WHOLE = (
-    triton_sample.SIDE0.value * (triton_sample.SIDE0.value + 1),
-    triton_sample.SIDE.value * (triton_sample.SIDE.value + 1),
-)
+_WHOLE = tuple(side.value * (side.value + 1) for side in (triton_sample.SIDE0, triton_sample.SIDE))
 
 
 def make_counter(seed: int, position: int, device: torch.device | str) -> Tensor:

@@ -131,11 +131,6 @@ def lowest(words):
 def load_keys(memory_ptr, offsets, d, MAX: tl.constexpr, FULL: tl.constexpr):
     """|x| as an integer, and -1 beyond d. With FULL every offset is below d, so that loads can be wide."""
     x = tl.load(memory_ptr + offsets) if FULL else tl.load(memory_ptr + offsets, mask=offsets < d, other=0)
-    return as_keys(x, offsets, d, MAX, FULL)
-
-
-@triton.jit
-def as_keys(x, offsets, d, MAX: tl.constexpr, FULL: tl.constexpr):
     if x.dtype.primitive_bitwidth == 64:
         bits = x.to(tl.int64, bitcast=True)
     elif x.dtype.primitive_bitwidth == 32:
@@ -178,39 +173,33 @@ def _sample(memory_ptr, i, d, word, MAX: tl.constexpr, SAMPLES: tl.constexpr):
     return load_keys(memory_ptr, tl.minimum(start + jitter, d - 1), d, MAX, False)
 
 
-@triton.jit
-def _guess(
-    memory_ptr, scratch_ptr, pid, d, word, high_rank, low_rank, SAMPLE: tl.constexpr, OWN: tl.constexpr,
-    CHUNK: tl.constexpr, MAX: tl.constexpr,
-):  # fmt: skip
-    """Rank OWN of SAMPLE keys among all of them; those with the two given ranks become the guessed bounds."""
-    mine = pid * OWN + tl.arange(0, OWN)
-    keys = _sample(memory_ptr, mine, d, word, MAX, SAMPLE)
-    rank = tl.zeros([OWN], dtype=tl.int32)
-    for start in tl.static_range(0, SAMPLE, CHUNK):
-        others = start + tl.arange(0, CHUNK)
-        other_keys = _sample(memory_ptr, others, d, word, MAX, SAMPLE)
-        larger = other_keys[None, :] > keys[:, None]
-        before = (other_keys[None, :] == keys[:, None]) & (others[None, :] < mine[:, None])
-        rank += tl.sum((larger | before).to(tl.int32), axis=1)
-    nothing = mine * 0
-    tl.store(scratch_ptr + HIGH0 + nothing, keys.to(tl.int64), mask=rank == high_rank)
-    tl.store(scratch_ptr + LOW0 + nothing, keys.to(tl.int64), mask=rank == low_rank)
-    if pid == 0:
-        tl.store(scratch_ptr + HIGH0, tl.full([], MAX, tl.int64), mask=high_rank < 0)
-        tl.store(scratch_ptr + LOW0, tl.full([], 0, tl.int64), mask=low_rank >= SAMPLE)
-
-
 @triton.jit(do_not_specialize=["d", "high_rank", "low_rank", "words"])
 def start(
     memory_ptr, scratch_ptr, counter_ptr, d, high_rank, low_rank, words, SAMPLE: tl.constexpr, OWN: tl.constexpr,
     CHUNK: tl.constexpr, CLEAR: tl.constexpr, MAX: tl.constexpr,
 ):  # fmt: skip
-    """Guess bounds of the threshold (the first SAMPLE / OWN programs); clear the scratch (the others)."""
+    """Guess bounds of the threshold (the first SAMPLE / OWN programs); clear the scratch (the others).
+
+    Each of the first ranks OWN of SAMPLE keys among all of them; those with the two given ranks become the bounds.
+    """
     pid = tl.program_id(0)
     if pid < SAMPLE // OWN:
         word, _, _, _ = words_of(counter_ptr)
-        _guess(memory_ptr, scratch_ptr, pid, d, word, high_rank, low_rank, SAMPLE, OWN, CHUNK, MAX)
+        mine = pid * OWN + tl.arange(0, OWN)
+        keys = _sample(memory_ptr, mine, d, word, MAX, SAMPLE)
+        rank = tl.zeros([OWN], dtype=tl.int32)
+        for start in tl.static_range(0, SAMPLE, CHUNK):
+            others = start + tl.arange(0, CHUNK)
+            other_keys = _sample(memory_ptr, others, d, word, MAX, SAMPLE)
+            larger = other_keys[None, :] > keys[:, None]
+            before = (other_keys[None, :] == keys[:, None]) & (others[None, :] < mine[:, None])
+            rank += tl.sum((larger | before).to(tl.int32), axis=1)
+        nothing = mine * 0
+        tl.store(scratch_ptr + HIGH0 + nothing, keys.to(tl.int64), mask=rank == high_rank)
+        tl.store(scratch_ptr + LOW0 + nothing, keys.to(tl.int64), mask=rank == low_rank)
+        if pid == 0:
+            tl.store(scratch_ptr + HIGH0, tl.full([], MAX, tl.int64), mask=high_rank < 0)
+            tl.store(scratch_ptr + LOW0, tl.full([], 0, tl.int64), mask=low_rank >= SAMPLE)
     else:
         zeros = tl.zeros([CLEAR], dtype=tl.int64)
         for at in range((pid - SAMPLE // OWN) * CLEAR, words, (tl.num_programs(0) - SAMPLE // OWN) * CLEAR):

@@ -37,24 +37,24 @@ from spidersilk.kernels.triton.sample import (
 def _settle(first, last, wanted, table_ptr, SIDES: tl.constexpr, BITS: tl.constexpr):
     """Narrow the interval to one bin. If all of the bin are wanted, the key below it is as good as the threshold.
 
-    Returns the first and last key, the place of the threshold among those there, and how many there are.
+    Returns a zone: its first and last key, the place of the threshold among those there, and how many there are.
     """
-    new_first, new_last, left, size = narrow(first, last, wanted, table_ptr, SIDES, BITS)
-    all_of_it = left == size
-    new_last = tl.where(all_of_it, new_first - 1, new_last)
-    new_first = tl.where(all_of_it, new_first - 1, new_first)
-    left = tl.where(all_of_it, 0, left)
-    return new_first, new_last, left, size
+    first, last, left, size = narrow(first, last, wanted, table_ptr, SIDES, BITS)
+    return _either(left == size, (first - 1, first - 1, 0, size), (first, last, left, size))
 
 
 @triton.jit
-def _put(scratch_ptr, first, last, wanted, size, LEVEL: tl.constexpr):
+def _either(condition, zone, other):
+    """Of two zones the first if the condition holds."""
+    first, last = tl.where(condition, zone[0], other[0]), tl.where(condition, zone[1], other[1])
+    return first, last, tl.where(condition, zone[2], other[2]), tl.where(condition, zone[3], other[3])
+
+
+@triton.jit
+def _put(scratch_ptr, zone, LEVEL: tl.constexpr):
     """What is known of the threshold before LEVEL."""
-    row = scratch_ptr + ROWS + 4 * LEVEL
-    tl.store(row, first)
-    tl.store(row + 1, last)
-    tl.store(row + 2, wanted)
-    tl.store(row + 3, size)
+    for i in tl.static_range(4):
+        tl.store(scratch_ptr + ROWS + 4 * LEVEL + i, zone[i])
 
 
 @triton.jit
@@ -66,37 +66,18 @@ def _after_first(scratch_ptr, low, high, k1, counts, MAX: tl.constexpr):
     to_window = to_high + tl.sum(read(counts + tl.arange(0, SIDE0)).to(tl.int64), axis=0)
     to_low = to_window + read(scratch_ptr + AT_LOW)
     wanted = tl.full([], 0, tl.int64) + k1
-    new_first, new_last, left, size = _settle(first, last, wanted - to_high, counts, SIDE0, 18)
+    unknown = tl.full([], 1, tl.int64) << 62  # how many there are: taken for many
+    zone = _settle(first, last, wanted - to_high, counts, SIDE0, 18)
     # A window of a single key, or of none, is no bin.
-    single = first >= last
-    new_first = tl.where(single, first, new_first)
-    new_last = tl.where(single, first, new_last)
-    left = tl.where(single, wanted - to_high, left)
-    size = tl.where(single, to_window - to_high, size)
+    zone = _either(first >= last, (first, first, wanted - to_high, to_window - to_high), zone)
     # The other zones, one after the other; then none wanted.
-    below = wanted > to_window
-    new_first = tl.where(below, low, new_first)
-    new_last = tl.where(below, low, new_last)
-    left = tl.where(below, wanted - to_window, left)
-    size = tl.where(below, to_low - to_window, size)
-    below = wanted > to_low
-    new_first = tl.where(below, 0, new_first)
-    new_last = tl.where(below, low - 1, new_last)
-    left = tl.where(below, wanted - to_low, left)
-    size = tl.where(below, tl.full([], 1, tl.int64) << 62, size)  # not known: taken for many
-    above = wanted <= to_high
-    new_first = tl.where(above, high, new_first)
-    new_last = tl.where(above, high, new_last)
-    left = tl.where(above, wanted - to_above, left)
-    size = tl.where(above, to_high - to_above, size)
-    above = wanted <= to_above
-    new_first = tl.where(above, tl.minimum(high, MAX - 1) + 1, new_first)
-    new_last = tl.where(above, tl.full([], MAX, tl.int64), new_last)
-    left = tl.where(above, wanted, left)
-    size = tl.where(above, tl.full([], 1, tl.int64) << 62, size)
-    new_first = tl.where(wanted == 0, new_last, new_first)
-    size = tl.where(wanted == 0, 0, size)
-    _put(scratch_ptr, new_first, new_last, left, size, 1)
+    zone = _either(wanted > to_window, (low, low, wanted - to_window, to_low - to_window), zone)
+    zone = _either(wanted > to_low, (low * 0, low - 1, wanted - to_low, unknown), zone)
+    zone = _either(wanted <= to_high, (high, high, wanted - to_above, to_high - to_above), zone)
+    top = tl.full([], MAX, tl.int64)
+    zone = _either(wanted <= to_above, (tl.minimum(high, MAX - 1) + 1, top, wanted, unknown), zone)
+    zone = _either(wanted == 0, (zone[1], zone[1], zone[2], wanted), zone)
+    _put(scratch_ptr, zone, 1)
 
 
 @triton.jit
@@ -182,7 +163,6 @@ def next_level(
             at = tl.cast(tile, tl.int64) * TILE
             tally(load_keys(memory_ptr + at, lanes, d - at, MAX, False), least, most, shift, counts, SIDE)
         if is_last(scratch_ptr, 1 + LEVEL):
-            new_first, new_last, left, size_there = _settle(first, last, wanted, counts, SIDE, 16)
-            _put(scratch_ptr, new_first, new_last, left, size_there, LEVEL + 1)
+            _put(scratch_ptr, _settle(first, last, wanted, counts, SIDE, 16), LEVEL + 1)
     elif pid == 0:
-        _put(scratch_ptr, first, last, wanted, size, LEVEL + 1)
+        _put(scratch_ptr, (first, last, wanted, size), LEVEL + 1)

@@ -32,10 +32,8 @@ def _round(list_ptr, found, width, target, LANES: tl.constexpr):
 @triton.jit
 def _find(top_ptr, random_ptr, k1, k2, target, LANES: tl.constexpr):
     """How many entries of each of the two ascending lists are below the target."""
-    found1 = tl.full([], 0, tl.int64)
-    found2 = tl.full([], 0, tl.int64)
-    width1 = found1 + k1
-    width2 = found2 + k2
+    found1, found2 = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    width1, width2 = found1 + k1, found2 + k2
     while width1 + width2 > 0:
         found1, width1 = _round(top_ptr, found1, width1, target, LANES)
         found2, width2 = _round(random_ptr, found2, width2, target, LANES)
@@ -56,9 +54,9 @@ def _advance_tile(
     """One tile; CHUNK: how many of the next entries of each list to look at. Returns how many lay in the tile."""
     dtype = v_ptr.dtype.element_ty
     lanes = tl.arange(0, TILE)
-    inside = lanes < d - at
+    inside = None if FULL else lanes < d - at
     v_ptr, anchor_ptr, memory_ptr = v_ptr + at, anchor_ptr + at, memory_ptr + at
-    memory = tl.load(memory_ptr + lanes) if FULL else tl.load(memory_ptr + lanes, mask=inside, other=0)
+    memory = tl.load(memory_ptr + lanes, mask=inside)
     v = tl.zeros([TILE], dtype=dtype)
     if FORM == ANCHORED and HAS_ANCHOR:
         v = tl.load(anchor_ptr + lanes) if FULL else tl.load(anchor_ptr + lanes, mask=inside, other=0)
@@ -87,13 +85,8 @@ def _advance_tile(
         chosen = tl.load(memory_ptr + index, mask=mask, other=0).to(WORK)
         chosen = _blend(chosen, new.to(WORK), decay).to(dtype)
         tl.debug_barrier()
-        memory = _blend(memory.to(WORK), v.to(WORK), decay).to(dtype)
-        if FULL:
-            tl.store(v_ptr + lanes, v)
-            tl.store(memory_ptr + lanes, memory)
-        else:
-            tl.store(v_ptr + lanes, v, mask=inside)
-            tl.store(memory_ptr + lanes, memory, mask=inside)
+        tl.store(v_ptr + lanes, v, mask=inside)
+        tl.store(memory_ptr + lanes, _blend(memory.to(WORK), v.to(WORK), decay).to(dtype), mask=inside)
         tl.debug_barrier()
         tl.store(v_ptr + index, new, mask=mask)
         tl.store(memory_ptr + index, chosen, mask=mask)
@@ -102,11 +95,7 @@ def _advance_tile(
         tl.store(v_ptr + index, new, mask=mask)
         tl.debug_barrier()
         v = tl.load(v_ptr + lanes) if FULL else tl.load(v_ptr + lanes, mask=inside, other=0)
-        memory = _blend(memory.to(WORK), v.to(WORK), decay).to(dtype)
-        if FULL:
-            tl.store(memory_ptr + lanes, memory)
-        else:
-            tl.store(memory_ptr + lanes, memory, mask=inside)
+        tl.store(memory_ptr + lanes, _blend(memory.to(WORK), v.to(WORK), decay).to(dtype), mask=inside)
     bad += (_finite(v, WORK) == 0).to(tl.int32)
     used = tl.sum(tl.where(in_top, 1, 65536) * mask.to(tl.int32), axis=0)
     return used & 0xFFFF, used >> 16, bad
@@ -154,5 +143,4 @@ def advance(
                 seen1 += used1
                 seen2 += used2
                 bad |= tl.max(found, axis=0)
-    any_bad = tl.max(bad, axis=0)
-    tl.atomic_max(flag_ptr, tl.cast(mark, tl.int64), mask=any_bad > 0, sem="relaxed")
+    tl.atomic_max(flag_ptr, tl.cast(mark, tl.int64), mask=tl.max(bad, axis=0) > 0, sem="relaxed")

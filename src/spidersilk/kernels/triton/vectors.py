@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
 
 import torch
 import triton.language as tl
@@ -22,11 +22,7 @@ ADVANCE_TILE, ADVANCE_WARPS, ADVANCE_PROGRAMS, ADVANCE_REGISTERS = 2048, 8, 528,
 MOVE_TILE, MOVE_WARPS = 4096, 8  # of `move`
 BLOCK = 1024  # selected coordinates for each program
 
-_FORMS = {
-    "recursive": triton_update.RECURSIVE.value,
-    "anchored": triton_update.ANCHORED.value,
-    "refresh": triton_update.REFRESH.value,
-}
+_FORMS = {form: getattr(triton_update, form.upper()).value for form in ("recursive", "anchored", "refresh")}
 
 
 def advance(
@@ -54,7 +50,7 @@ def advance(
     """
     d, k1, k2, tile = v.numel(), top.numel(), random.numel(), ADVANCE_TILE
     number, scales = (1.0, scale) if isinstance(scale, Tensor) else (float(scale), values)
-    tiles = -(-d // tile)
+    tiles = ceil_div(d, tile)
     grid = min(tiles, ADVANCE_PROGRAMS)
     many = isinstance(scale, Tensor)
     kind = (v.dtype, values.dtype, v.get_device(), scales.dtype, form, v_anchor is None, many)
@@ -87,16 +83,12 @@ class FlatTensors:
     def __init__(self, sizes: Sequence[int], device: torch.device | str):
         self.sizes, self.d, self.count = list(sizes), sum(sizes), len(sizes)
         self.padded = power_of_two(max(self.count, 2))
-        starts, tiles = [0], [0]
-        for size in sizes:
-            starts.append(starts[-1] + size)
-            tiles.append(tiles[-1] + ceil_div(size, MOVE_TILE))
+        starts = [0, *accumulate(sizes)]
+        tiles = [0, *accumulate(ceil_div(size, MOVE_TILE) for size in sizes)]
         self.tiles, self.tile = tiles[-1], MOVE_TILE
         padding = [(1 << 63) - 1] * (self.padded - self.count)
-        table = torch.tensor(
-            [starts[:-1] + padding, tiles[:-1] + padding, self.sizes + [0] * len(padding)], dtype=torch.int64
-        ).to(device)
-        self.starts, self.first_tiles, self.tensor_sizes = table.unbind(0)
+        table = [starts[:-1] + padding, tiles[:-1] + padding, self.sizes + [0] * len(padding)]
+        self.starts, self.first_tiles, self.tensor_sizes = torch.tensor(table, dtype=torch.int64).to(device).unbind(0)
         self._addresses = torch.zeros(self.padded, dtype=torch.int64, device=device)
         self._known: list[int] = []
 
@@ -126,15 +118,18 @@ class FlatTensors:
         return table
 
 
-def gather(flat: FlatTensors, table: Tensor, indices: Tensor, out: Tensor) -> Tensor:
-    """out := the entries of the tensors at `indices` (any order). Returns out."""
-    _over(triton_flat.gather, flat, (table, flat.starts, indices, out), indices)
-    return out
-
-
-def scatter(flat: FlatTensors, table: Tensor, indices: Tensor, values: Tensor) -> None:
-    """The entries of the tensors at `indices`, distinct ones, := values."""
-    _over(triton_flat.scatter, flat, (table, flat.starts, indices, values), indices)
+def transfer(flat: FlatTensors, table: Tensor, indices: Tensor, values: Tensor, write: bool) -> None:
+    """values := the entries of the tensors at `indices` (any order); with `write` the reverse, for distinct indices."""
+    k, padded = indices.numel(), flat.padded
+    if k:
+        launch(
+            ("transfer", write, k, padded, values.dtype, values.get_device(), BLOCK),
+            triton_flat.transfer,
+            ceil_div(k, BLOCK),
+            (table, flat.starts, indices, values),
+            (k,),
+            lambda: {"WRITE": write, "TENSORS": padded, "LOG": padded.bit_length() - 1, "BLOCK": BLOCK},
+        )
 
 
 def move(x: FlatTensors, table: Tensor, gradient: Tensor | None, v: Tensor, lr: float | Tensor, flag: Tensor) -> None:
@@ -159,20 +154,6 @@ def move(x: FlatTensors, table: Tensor, gradient: Tensor | None, v: Tensor, lr: 
                 "TILE": x.tile,
                 "num_warps": MOVE_WARPS,
             },
-        )
-
-
-def _over(kernel: Any, flat: FlatTensors, tensors: tuple[Tensor, ...], indices: Tensor) -> None:
-    """Launch a kernel over the entries of `indices`."""
-    k, padded, last = indices.numel(), flat.padded, tensors[-1]
-    if k:
-        launch(
-            (id(kernel), k, padded, last.dtype, last.get_device(), BLOCK),
-            kernel,
-            -(-k // BLOCK),
-            tensors,
-            (k,),
-            lambda: {"TENSORS": padded, "LOG": padded.bit_length() - 1, "BLOCK": BLOCK},
         )
 
 
