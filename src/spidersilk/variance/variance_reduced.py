@@ -182,7 +182,7 @@ class VarianceReduced(CountsLoops, OverBase):
         loop.begin_piece(piece)
         if piece.first:
             if self._flag is not None and self._workers.world > 1:
-                self._flag.wait()  # when a device tells of a bad step differs between ranks
+                self._flag.wait()  # ranks learn of a bad step at different times
             self.check_agreement()
         engine.prepare_anchor()
         whole = piece.first and piece.last
@@ -210,17 +210,17 @@ class VarianceReduced(CountsLoops, OverBase):
             batch.adaptive.seen = True
         selections = engine.select()  # M alone decides it, so it is drawn before any gradient is known
         with self._workers.quiet:
-            evaluated = engine.evaluate(closure, selections)
+            evaluated = engine.evaluate(closure, selections)  # line 10
         values = evaluated.values
         self._workers.average(values, batch.share)
         density = sum(x.numel() for x in values) / engine.d
         loop.count(batch.share.samples, 1 if engine.estimator.point is None else 2, density)
-        if inner_step == 1 and engine.vectors.points and not capturing():  # what a DivergenceError will tell of
+        if inner_step == 1 and engine.vectors.points and not capturing():  # a DivergenceError will quote it
             self._secants.observe(values, engine.vectors.distance())
         flag = None if self._flag is None else self._flag.at(loop.steps, inner_step)
         if self._watch.hooks or batch.adaptive is not None:
             self._watch.step(engine, evaluated, selections, batch, loop, self._workers, flag)
-        elif engine.advance(values, selections, flag):
+        elif engine.advance(values, selections, flag):  # lines 11, 12 and 9
             loop.done(inner_step)
         else:
             raise self._divergence(loop.steps, inner_step)
