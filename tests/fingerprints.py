@@ -1,7 +1,7 @@
 """What every optimizer and loader does, as a few numbers each: `python tests/fingerprints.py` writes fingerprints.json.
 
 Only public names are used, so that the numbers can be compared across any change inside the library. A run of 60 steps
-ends at some x; its fingerprint is x along six fixed directions, the gradient queries, and a hash of all selections.
+ends at some x; its fingerprint is x along six fixed directions, v and M along two, the gradient queries, and a hash of all selections.
 """
 
 from __future__ import annotations
@@ -77,6 +77,13 @@ def _directions(x: Tensor) -> list[float]:
     return (F.normalize(directions, dim=1) @ x.double()).tolist()
 
 
+def _state(problem: Problem, optimizer: Any, name: str) -> list[float]:
+    """v or M along the first two directions; nothing where the method keeps none."""
+    parts = [optimizer.state[p][name].detach().double().reshape(-1) for p in problem.model.parameters()
+             if name in optimizer.state[p]]  # fmt: skip
+    return _directions(torch.cat(parts))[:2] if parts else []
+
+
 def _selections(optimizer: Any) -> list[Any]:
     chosen = optimizer.selection
     parts = [] if chosen is None else chosen if isinstance(chosen, list) else [chosen]
@@ -97,6 +104,7 @@ def trained(problem: Problem, optimizer: Any, counts: bool = False) -> dict[str,
     gradients = [p.grad for p in problem.model.parameters() if p.grad is not None]
     return {
         "x": _directions(problem.flat_x()),
+        **{name: _state(problem, optimizer, name) for name in ("estimate", "memory")},
         "gradient": float(torch.stack([g.double().norm() for g in gradients]).norm()) if gradients else None,
         "loss": sum(losses) / len(losses),
         "queries": optimizer.gradient_queries,
