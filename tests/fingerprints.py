@@ -1,7 +1,8 @@
 """What every optimizer and loader does, as a few numbers each: `python tests/fingerprints.py` writes fingerprints.json.
 
 Only public names are used, so that the numbers can be compared across any change inside the library. A run of 60 steps
-ends at some x; its fingerprint is x along six fixed directions, v and M along two, the gradient queries, and a hash of all selections.
+ends at some x; its fingerprint is x along six fixed directions, v and M along two, the gradient queries, and a hash of
+all selections.
 """
 
 from __future__ import annotations
