@@ -55,7 +55,7 @@ def serve(connection: Connection) -> None:
 
     It does one after the other, as starting Python, torch and CUDA takes longer than a short run.
     """
-    with contextlib.suppress(EOFError):  # the other end was closed
+    with contextlib.suppress(EOFError, KeyboardInterrupt):  # the other end was closed, or Ctrl-C, which reaches both
         while True:
             job: Job = connection.recv()
             if "OMP_NUM_THREADS" not in os.environ:
