@@ -93,8 +93,8 @@ def read(file: File, data_dir: Path | str | None = None) -> bytes:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): mend its permissions") from error
     if file.sha256 not in (None, hashlib.sha256(content).hexdigest()):
-        told = f"the content ({len(content):,} bytes) is not that of the published file (its SHA-256 differs)"
-        raise DataError(f"{path}: {told}: it is cut short or altered, so remove it and get it again")
+        problem = f"the content ({len(content):,} bytes) is not that of the published file (its SHA-256 differs)"
+        raise DataError(f"{path}: {problem}: it is cut short or altered, so remove it and get it again")
     return content
 
 

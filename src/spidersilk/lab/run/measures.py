@@ -19,14 +19,14 @@ class Meter:
     def __init__(self, model: nn.Module, optimizer: Optimizer):
         self.model, self.optimizer = model, optimizer
         self.memory: list[Tensor] = []  # kept for a dense method, if the config asks for it
-        self.told: dict[str, list[float]] = {}  # by small steps since the last row of metrics
+        self.since_last_row: dict[str, list[float]] = {}  # what small steps measured
         self.saved_v_norm: float | None = None
 
     def add(self, measures: silk.Measures) -> None:
         """Add what a small step reports to the averages of the next row."""
         for name in ("captured", "noise", "rtop_variance"):
             if math.isfinite(value := getattr(measures, name)):
-                self.told.setdefault(name, []).append(value)
+                self.since_last_row.setdefault(name, []).append(value)
 
     def update_memory(self, decay: float) -> None:
         """The memory that a dense method would have: it starts from |v| and is averaged at each step."""
@@ -44,8 +44,8 @@ class Meter:
             measures["entropy"] = silk.entropy(torch.cat([m.reshape(-1) for m in memory]))
         if (v_norm := self.v_norm()) is not None:
             measures["v_norm"] = v_norm
-        measures |= {name: fmean(values) for name, values in self.told.items()}
-        self.told = {}
+        measures |= {name: fmean(values) for name, values in self.since_last_row.items()}
+        self.since_last_row = {}
         return measures
 
     def v_norm(self) -> float | None:
@@ -57,7 +57,7 @@ class Meter:
         return [s[name] for s in self.optimizer.state.values() if isinstance(s, dict) and name in s]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self.memory, "told": self.told, "v_norm": self.v_norm()}
+        return {"memory": self.memory, "since_last_row": self.since_last_row, "v_norm": self.v_norm()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.memory, self.told, self.saved_v_norm = state["memory"], state["told"], state["v_norm"]
+        self.memory, self.since_last_row, self.saved_v_norm = state["memory"], state["since_last_row"], state["v_norm"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -15,26 +16,28 @@ SMALLEST = 4096  # entries of a weight below which the Python code of a rule tak
 Operands = tuple[Tensor, Tensor, Tensor | None]  # input, weight and bias
 
 
-class Rule:
+class Rule(ABC):
     """The gradients of one torch function. There is an instance for each call.
 
     `delta` is the gradient of the output. All methods use differentiable functions, so that gradients of gradients are
     right, and the tensors that they are given: `read` keeps none.
     """
 
+    @abstractmethod
     def read(self, *args: Any, **kwargs: Any) -> Operands | None:
         """Has the signature of the function. None where the rule does not apply: the function is then called as is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows_gradient(self, delta: Tensor, x: Tensor, rows: Tensor) -> Tensor:
         """The weight's gradient on `rows` of its first dimension, in this order: (len(rows), *weight.shape[1:])."""
-        raise NotImplementedError
 
     def input_gradient(self, delta: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Left out where an input never has a gradient, as the tokens of an embedding."""
+        raise TypeError(f"{type(self).__name__}: the input requires a gradient, so the rule needs an input_gradient")
 
     def bias_gradient(self, delta: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Left out where there is never a bias."""
+        raise TypeError(f"{type(self).__name__}: the bias requires a gradient, so the rule needs a bias_gradient")
 
 
 RULES: dict[Callable[..., Any], type[Rule]] = {}
