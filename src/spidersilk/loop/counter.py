@@ -120,7 +120,7 @@ class LoopCounter:
         return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in (*_SAVED, "longest"):
+        for name in (*_SAVED, "longest"):  # the latter lies with the measures, as in states of 0.1.0
             if name in state:
                 setattr(self, name, state[name])
 
@@ -136,7 +136,7 @@ class CountsLoops:
     _loop: LoopCounter
     steps = _counted("steps", "Updates done.")
     anchors = _counted("anchors", "Anchors done.")
-    inner_step = _counted("inner_step", "The last one's place in its loop, 0 for the anchor's; -1: an anchor is due.")
+    inner_step = _counted("inner_step", "The last update's place in its loop; 0: the anchor's, -1: an anchor is due.")
     inner_length = _counted("length", "How long inner loops are, where the optimizer counts by itself; else None.")
     loop_length = _counted("loop_length", "Of the loop under way, where the optimizer counts by itself.")
     anchor_share = _counted("anchor_share", "How much of an anchor in pieces has come, 0 outside of one.")
