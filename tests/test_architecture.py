@@ -82,7 +82,7 @@ def test_there_is_no_cycle() -> None:
 def test_no_file_is_long() -> None:
     long = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in FILES}
     assert not {name: lines for name, lines in long.items() if lines > 300}
-    assert sum(long.values()) < 13_000
+    assert sum(long.values()) < 14_000
 
 
 @pytest.mark.parametrize(("kind", "files", "functions"), [(silk.SparseSVRG, 12, 45), (silk.SparseAdamW, 11, 44)])

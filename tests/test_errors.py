@@ -67,7 +67,7 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "negative momentum": (lambda: silk.SparseSGD(p(), 0.1, momentum=-1.0), "momentum = -1.0 must be"),
     "negative step of AdamW": (lambda: silk.SparseAdamW(p(), -0.1), "lr = -0.1 must be"),
     "negative weight decay": (lambda: silk.SparseSGD(p(), 0.1, weight_decay=-1.0), "weight_decay = -1.0 must be"),
-    "max_norm of 0": (lambda: silk.SVRG(p(), 0.1, max_norm=0.0), "max_norm = 0.0 must be positive"),
+    "max_norm of 0": (lambda: silk.SVRG(p(), 0.1, max_norm=0.0), "max_norm = 0.0 must be a finite number above 0"),
     "unknown backend": (lambda: silk.SVRG(p(), 0.1, backend="cuda"), "backend = 'cuda' is not one of 'auto', 'torch'"),
     "a model that is none": (lambda: silk.SVRG(p(), 0.1, model="mlp"), "model = str must be the nn.Module that holds"),
     "a model without the parameters": (
@@ -113,7 +113,7 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: silk.SVRG(p(), 0.1, inner_steps=0),
         "inner_steps = 0 must be a whole number of at least 1",
     ),
-    "geometric mean of 0": (lambda: silk.Geometric(0), "mean = 0 must be a positive number"),
+    "geometric mean of 0": (lambda: silk.Geometric(0), "mean = 0 must be a finite number above 0"),
     "line without anchors": (lambda: silk.InnerLine(SGD(p(), 0.1), 5, 1.0, 0.1), "optimizer = SGD has no anchors"),
     "negative line": (lambda: silk.InnerLine(silk.SVRG(p(), 0.1), 5, -1.0, 0.1), "start = -1.0 must be"),
     "anchor above n": (
@@ -127,6 +127,41 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown sampling": (lambda: silk.AnchorLoader(ten, 5, 2, 3, sampling="all"), "sampling = 'all' is not one of"),
     "ragged tensors": (lambda: silk.AnchorLoader((ten, ten[:5]), 5, 2, 3), "[5, 10] samples: they must agree"),
     "iterable data": (lambda: silk.AnchorLoader(iter([1, 2]), 1, 1, 1), "load an iterable data set into tensors"),  # type: ignore[arg-type]
+    "a generator that is a number": (
+        lambda: silk.SparseSVRG(p(), 0.1, generator=3),  # type: ignore[arg-type]
+        "generator = 3 must be a torch.Generator: torch.Generator().manual_seed(3)",
+    ),
+    "a loader's generator": (
+        lambda: silk.AnchorLoader(ten, 5, 2, 3, generator="seed"),  # type: ignore[arg-type]
+        "generator = 'seed' must be a torch.Generator",
+    ),
+    "a generator for select": (lambda: silk.select(ten, 1, 1, generator=3), "generator = 3 must be"),  # type: ignore[arg-type]
+    "a mapping as data": (
+        lambda: silk.AnchorLoader({"train": ten}, 5, 2, 3),  # type: ignore[arg-type]
+        "dataset is a mapping ('train'): samples are found by number",
+    ),
+    "lr as text": (lambda: silk.SVRG(p(), "0.1"), "lr = '0.1' must be a finite number of at least 0"),  # type: ignore[arg-type]
+    "lr as a bool": (lambda: silk.SVRG(p(), True), "lr = True must be a finite number of at least 0"),
+    "momentum as text": (lambda: silk.SVRG(p(), 0.1, momentum="0.9"), "momentum = '0.9' must be"),  # type: ignore[arg-type]
+    "weight decay as text": (lambda: silk.SparseAdamW(p(), weight_decay="0"), "weight_decay = '0' must be"),  # type: ignore[arg-type]
+    "max_norm as text": (lambda: silk.SVRG(p(), 0.1, max_norm="1"), "max_norm = '1' must be a finite number above 0"),  # type: ignore[arg-type]
+    "max_norm of nan": (lambda: silk.SVRG(p(), 0.1, max_norm=float("nan")), "max_norm = nan must be"),
+    "inner_steps as text": (lambda: silk.SVRG(p(), 0.1, inner_steps="10"), "inner_steps = '10' is neither a number"),
+    "mean as text": (lambda: silk.Geometric("3"), "mean = '3' must be a finite number above 0"),  # type: ignore[arg-type]
+    "confidence as text": (lambda: silk.Adaptive(confidence="1"), "confidence = '1' must be a finite number"),  # type: ignore[arg-type]
+    "fraction as text": (lambda: silk.Adaptive(fraction="1"), "fraction = '1' must lie in [0, 1]"),  # type: ignore[arg-type]
+    "decay as text": (lambda: silk.RTop(1, 1, memory_decay="0.5"), "memory_decay = '0.5' must lie in [0, 1]"),  # type: ignore[arg-type]
+    "batch size as text": (lambda: silk.AnchorLoader(ten, 5, "2", 3), "batch_size = '2' must be a whole number"),  # type: ignore[arg-type]
+    "lr of LazySVRG as text": (lambda: silk.LazySVRG(nn.Linear(2, 2), "1"), "lr = '1' must be a finite number"),  # type: ignore[arg-type]
+    "line as text": (lambda: silk.InnerLine(silk.SVRG(p(), 0.1), 5, "1", 0.1), "start = '1' must be"),  # type: ignore[arg-type]
+    "sparse_backward of 1": (lambda: silk.SVRG(p(), 0.1, sparse_backward=1), "sparse_backward = 1 is not one of True"),  # type: ignore[arg-type]
+    "negative memory": (lambda: silk.entropy(-ten), "memory has negative entries, such as -9"),
+    "only empty parameters": (lambda: silk.SVRG([nn.Parameter(torch.ones(0))], 0.1), "are empty (d = 0)"),
+    "a parameter twice": (lambda: silk.SVRG(2 * p(), 0.1), "a parameter is given twice"),
+    "meta parameters": (
+        lambda: silk.SparseSVRG(nn.Linear(3, 3, device="meta").parameters(), 0.1),
+        "parameters on the meta device have no values",
+    ),
     "workers for tensors": (
         lambda: silk.AnchorLoader(ten, 5, 2, 3, num_workers=2),
         "num_workers: tensors are indexed directly",
@@ -179,15 +214,22 @@ def test_a_strange_anchor(anchor: Any) -> None:
 
 def test_no_closure() -> None:
     _, optimizer, _ = setup()
-    with pytest.raises(ValueError, match="must be a function"):
-        optimizer.step(None, anchor=True)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        optimizer.step()  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="closure = 3 must be a function"):
+        optimizer.step(3, anchor=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"without a closure: .*call step\(closure\) with a function"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("samples", [float("nan"), "8", 2.5, True])
+def test_samples_that_are_no_number(samples: Any) -> None:
+    _, optimizer, closure = setup()
+    with pytest.raises(ValueError, match=f"samples = {samples} must be a whole number of at least 0"):
+        optimizer.step(closure, anchor=True, samples=samples)
 
 
 def test_negative_samples() -> None:
     _, optimizer, closure = setup()
-    with pytest.raises(ValueError, match=r"samples = -1 must be at least 0"):
+    with pytest.raises(ValueError, match=r"samples = -1 must be a whole number of at least 0"):
         optimizer.step(closure, anchor=True, samples=-1)
 
 

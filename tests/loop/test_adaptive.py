@@ -54,7 +54,7 @@ def test_a_loop_has_a_ceiling() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"fraction": 0.0}, r"fraction = 0.0 must lie in \(0, 1\]"),
+        ({"fraction": 0.0}, r"fraction = 0.0 must be a finite number above 0"),
         ({"fraction": 1.5}, "fraction = 1.5"),
         ({"confidence": -1.0}, "confidence = -1.0"),
         ({"floor": 0}, "floor = 0"),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 import spidersilk as silk
+from spidersilk.loop.datasets import checksum_of_data
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -223,3 +226,47 @@ def test_iterating_leaves_the_global_generator_alone() -> None:
     for each in batches:
         list(each)
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Noisy(Dataset):
+    """Samples of their own kinds, with noise from the three usual generators, or from one that nobody can seed."""
+
+    def __init__(self, data: list[Any], noise: str = ""):
+        self.data, self.noise = data, noise
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, number: int) -> Any:
+        noise = {"torch": lambda: float(torch.rand(())), "random": random.random, "numpy": np.random.random}
+        unknown = {"": lambda: 0.0, "system": random.SystemRandom().random}
+        return self.data[number], (noise | unknown)[self.noise]()
+
+
+def test_the_checksum_of_data_tells_data_apart() -> None:
+    tensors = torch.arange(40.0), torch.arange(40) % 7
+    everything: list[tuple[Any, Any]] = [
+        (tensors, (tensors[0], tensors[1].flip(0))),
+        (tensors[0].to(torch.bfloat16), tensors[0].flip(0).to(torch.bfloat16)),
+        (torch.ones(40, dtype=torch.complex128), 2 * torch.ones(40, dtype=torch.complex128)),
+        (list(range(40)), list(range(1, 41))),
+        ([{"text": f"a{i}"} for i in range(40)], [{"text": f"b{i}"} for i in range(40)]),
+        ([np.full(3, i) for i in range(40)], [np.full(3, -i - 1) for i in range(40)]),
+        (Noisy([torch.ones(2) * i for i in range(40)]), Noisy([torch.ones(2) * (i + 1) for i in range(40)])),
+    ]
+    for data, other in everything:
+        for indices in (None, torch.arange(3, 30)):
+            assert checksum_of_data(data, indices) == checksum_of_data(data, indices)
+            assert checksum_of_data(data, indices) != checksum_of_data(other, indices)
+
+
+@pytest.mark.parametrize("noise", ["torch", "random", "numpy", "system"])
+def test_random_transforms_are_no_disagreement(noise: str) -> None:
+    """Seeded ones are compared under one seed; those of another source are not compared. No generator moves."""
+    data = Noisy(list(range(20)), noise)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    assert checksum_of_data(data, None) == checksum_of_data(data, None)
+    assert (checksum_of_data(data, None) == 0) == (noise == "system")
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]
+    assert torch.equal(torch.get_rng_state(), states[2])

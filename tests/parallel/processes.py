@@ -276,6 +276,10 @@ def outcome(group: Any, wrong: str) -> tuple[str, str, list[int], float]:
     elif wrong == "batches":
         seed = seeded(99 if odd else 4)
         training.batches = iter(silk.AnchorLoader(training.data, 37, 7, 5, generator=seed, process_group=group))
+    elif wrong in ("order", "order of a data set"):
+        data = tuple(t.flip(0) if odd else t for t in training.data)
+        given: Any = data if wrong == "order" else list(zip(*data, strict=True))
+        training.batches = iter(silk.AnchorLoader(given, 37, 7, 5, generator=seeded(4), process_group=group))
     try:
         training.step()
     except silk.distributed.DisagreementError as error:

@@ -170,6 +170,8 @@ WRONG = {
     "step size": ("the step size", "schedulers"),
     "hook": ("whether a measures hook is registered", "every rank"),
     "batches": ("the seed of their batches", "AnchorLoader"),
+    "order": ("the data of an anchor", "the same data, in the same order"),
+    "order of a data set": ("the data of an anchor", "the same data, in the same order"),
 }
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
+from spidersilk.checks import Form
 from spidersilk.loop.lengths import Adaptive, InnerLength
 from spidersilk.loop.markers import WHOLE, Anchor, Batch, IsAnchor, Small
 from spidersilk.operator.random_stream import Stream, mix
@@ -12,7 +13,6 @@ from spidersilk.parallel.workers import Alone, Portion
 
 _ENDLESS = 10**12  # updates
 _LENGTHS = 1  # the stream of loop lengths, apart from that of selections
-_SAVED = ("steps", "anchors", "inner_step", "loop_length", "anchor_share", "anchor_samples", "queries")
 
 
 class LoopCounter:
@@ -20,6 +20,13 @@ class LoopCounter:
 
     length: of an inner loop, where the optimizer decides by itself which step is an anchor; None: it is told.
     """
+
+    FORM: ClassVar[dict[str, Form]] = {
+        **dict.fromkeys(("steps", "anchors", "inner_step", "loop_length"), int),
+        "anchor_share": float,
+        "anchor_samples": (int, type(None)),
+        "queries": float,
+    }  # of what is saved
 
     def __init__(self, length: InnerLength | None, stream: Stream):
         self.length, self._stream = length, stream
@@ -46,8 +53,8 @@ class LoopCounter:
         """What the batch of the next step is."""
         if anchor is not None and not isinstance(anchor, bool | Anchor | Small | Portion):
             raise ValueError(f"anchor = {anchor!r} must be True, False, None, or what an AnchorLoader yields")
-        if samples is not None and samples < 0:
-            raise ValueError(f"samples = {samples} must be at least 0: it is the number of samples of the batch")
+        if samples is not None and (isinstance(samples, bool) or not hasattr(samples, "__index__") or samples < 0):
+            raise ValueError(f"samples = {samples} must be a whole number of at least 0: the batch's samples")
         share = workers.share(getattr(anchor, "portion", None), samples)
         if self.next_is_anchor() if anchor is None else anchor:
             piece = anchor if isinstance(anchor, Anchor) else WHOLE
@@ -117,10 +124,10 @@ class LoopCounter:
         return max(inner_step + 1, self.longest)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _SAVED}
+        return {name: getattr(self, name) for name in self.FORM}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in (*_SAVED, "longest"):  # the latter lies with the measures, as in states of 0.1.0
+        for name in (*self.FORM, "longest"):  # the latter lies with the measures, as in states of 0.1.0
             if name in state:
                 setattr(self, name, state[name])
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import torch
 
-from spidersilk.checks import check_positive_int
+from spidersilk.checks import check_fraction, check_number, check_positive_int
 from spidersilk.operator.random_stream import generator_at
 
 
@@ -33,8 +33,7 @@ class Geometric:
     mean: float
 
     def __post_init__(self) -> None:
-        if not self.mean > 0 or not math.isfinite(self.mean):
-            raise ValueError(f"mean = {self.mean} must be a positive number: it is the mean length of an inner loop")
+        check_number("mean", self.mean, "it is the mean length of an inner loop", above_zero=True)
 
     def length(self, seed: int, loop: int) -> int:
         """The length of loop number `loop`; the same seed and loop give the same length."""
@@ -61,10 +60,9 @@ class Adaptive:
     ceiling: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"fraction = {self.fraction} must lie in (0, 1]: at 1 all of v may be noise")
-        if not 0 <= self.confidence < math.inf:
-            raise ValueError(f"confidence = {self.confidence} must be at least 0: it is in standard errors")
+        check_fraction("fraction", self.fraction, "at 1 all of v may be noise")
+        check_number("fraction", self.fraction, "at 1 all of v may be noise", above_zero=True)
+        check_number("confidence", self.confidence, "it is in standard errors")
         check_positive_int("floor", self.floor, "1 lets a loop be the anchor's update alone")
         if self.ceiling is not None:
             check_positive_int("ceiling", self.ceiling, "it is the longest loop, in updates")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from spidersilk.checks import check_choice, check_positive_int, check_same_settings
-from spidersilk.loop.datasets import as_tensors, count_samples, subset
+from spidersilk.checks import Form, check_choice, check_positive_int, check_same_settings, check_saved
+from spidersilk.loop.datasets import as_tensors, checksum_of_data, count_samples, subset
 from spidersilk.loop.lengths import Adaptive, Fixed, InnerLength, as_inner_length
 from spidersilk.loop.markers import Anchor, Marker, Small
 from spidersilk.operator.random_stream import generator_at, mix
@@ -106,6 +106,7 @@ class AnchorLoader:
         self._position = Position()
         self._resumed = False
         self._passes: dict[int, tuple[int, Tensor]] = {}
+        self._checksum: int | None = None  # of the data, where ranks compare it
 
     def __iter__(self) -> Iterator[tuple[Any, Marker]]:
         if not self._resumed:
@@ -137,10 +138,13 @@ class AnchorLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the batch after the last one that was given when the state was taken."""
+        position: Form = dict.fromkeys(Position._fields, int)
+        check_saved("the loader's state", state, {"seed": int, "position": position, "settings": dict})
         check_same_settings(self._settings(), state["settings"], "construct the same loader")
-        self._seed = state["seed"]
-        self._position = Position(**state["position"])
-        at = self._position
+        at = Position(*(state["position"][name] for name in Position._fields))
+        if min(at) < 0:
+            raise ValueError(f"the loader's state has the negative {at}: it is damaged")
+        self._seed, self._position = state["seed"], at
         done = self.loops is None and at.update == 0 and at.piece == 0 and at.visited >= self._size  # an adaptive one
         self._resumed = at.loop < at.last_loop and not done
         self._passes.clear()
@@ -148,14 +152,14 @@ class AnchorLoader:
     def _settings(self) -> dict[str, Any]:
         """What decides which samples come when; `loops` may change between iterations."""
         names = ("anchor_batch_size", "batch_size", "micro_batch_size", "sampling")
-        return {name: getattr(self, name) for name in names} | {
-            "samples": self._size,
-            "inner_steps": repr(self.inner_length),
-        }
+        more = {"samples": self._size, "inner_steps": repr(self.inner_length)}
+        return {name: getattr(self, name) for name in names} | more
 
     def _facts(self) -> list[Fact]:
         """What ranks that split batches must hold alike."""
         settings = self._settings() | {"loops": self.loops}
+        if self._checksum is None:
+            self._checksum = checksum_of_data(self.dataset, self._draw(_ANCHOR, 0, self.anchor_batch_size))
         return [
             Fact("the settings of their loaders", hash_of(settings), "construct the same AnchorLoader on every rank"),
             Fact(
@@ -164,6 +168,7 @@ class AnchorLoader:
                 "give every rank's AnchorLoader a generator of the same seed; without one, rank 0's seed goes to all",
             ),
             Fact("the batch they are at", hash_of(self._position), "load the same loader state on every rank"),
+            Fact("the data of an anchor", self._checksum, "give every rank the same data, in the same order"),
         ]
 
     def _mine(self, indices: Tensor | None, total: int) -> tuple[Tensor | None, Portion | None]:

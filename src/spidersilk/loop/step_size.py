@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from spidersilk.checks import check_positive_int
+from spidersilk.checks import check_number, check_positive_int
 
 
 def theorem_1_step(k2: int, d: int, inner_steps: float) -> float:
@@ -31,8 +31,7 @@ class InnerLine(LRScheduler):
     def __init__(self, optimizer: Optimizer, inner_steps: int, start: float, end: float, last_epoch: int = -1):
         check_positive_int("inner_steps", inner_steps, "it is the m of the line")
         for name, value in (("start", start), ("end", end)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} = {value} must be a step size of at least 0")
+            check_number(name, value, "it is a step size")
         self.inner_steps, self.start, self.end = inner_steps, start, end
         self.update = -1
         if not hasattr(optimizer, "next_is_anchor"):

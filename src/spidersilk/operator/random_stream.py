@@ -5,7 +5,11 @@ A run resumes from two integers, and every worker that knows them draws the same
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
+
+from spidersilk.checks import Form
 
 _WORD = (1 << 64) - 1
 
@@ -27,6 +31,9 @@ def mix(*words: int) -> int:
 
 def fresh_seed(generator: torch.Generator | None) -> int:
     """Take one seed from `generator` (torch's default one if None), advancing it."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        remedy = f"torch.Generator().manual_seed({generator})" if isinstance(generator, int) else "or None"
+        raise ValueError(f"generator = {generator!r} must be a torch.Generator: {remedy}")
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**63 - 1, (), generator=generator, device=device).item())
 
@@ -42,6 +49,8 @@ class Stream:
     Where draws are made on a device, the position lives there: `counter` gives it to a kernel, which moves it on. So a
     captured CUDA graph draws anew at each replay.
     """
+
+    FORM: ClassVar[Form] = {"seed": int, "position": int}
 
     def __init__(self, seed: int, position: int = 0):
         self.seed = seed

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
 
+from spidersilk.checks import Form, check_saved
 from spidersilk.kernels.interface import Kernels, Seed
 from spidersilk.operator.counts import counts_within, resolve_counts
 from spidersilk.operator.groups import PickedRows, Shapes
@@ -96,6 +97,21 @@ class Selection:
         scale = state["scale"].to(device) if isinstance(state["scale"], Tensor) else state["scale"]
         picked = PickedRows.from_state_dict(state["rows"], device) if "rows" in state else None
         return cls(state["top"].to(device), state["random"].to(device), scale, state["d"], picked)
+
+    @classmethod
+    def checked(cls, state: object, d: int, device: torch.device) -> Selection:
+        """The selection of a saved state, which may be damaged."""
+        form: Form = {"top": Tensor, "random": Tensor, "scale": (float, Tensor), "d": int}
+        check_saved("the saved selection", state, form)
+        saved = cast(SavedSelection, state)
+        if "rows" in saved:
+            check_saved("the saved selection's rows", saved["rows"], {"numbers": Tensor, "shapes": list})
+        found = cls.from_state_dict(saved, device)
+        indices = found.indices
+        is_vector = found.top.dim() == 1 and found.random.dim() == 1 and indices.dtype == torch.int64
+        if found.d != d or not is_vector or (indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < d):
+            raise ValueError(f"the saved selection is not one of d = {d} coordinates: the state is damaged")
+        return found
 
     def between(self, start: int, stop: int, device: torch.device) -> Selection:
         """The part of this selection in [start, stop), counted from start."""

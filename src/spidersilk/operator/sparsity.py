@@ -28,7 +28,9 @@ def entropy(memory: Tensor) -> float:
         )
     total, weighted = 0.0, 0.0  # sum m and sum m log2 m: the entropy is log2(total) - weighted / total
     for piece in memory.reshape(-1).split(_CHUNK):
-        m = piece.double().abs()
+        m = piece.double()
+        if float(m.min()) < 0:
+            raise ValueError(f"memory has negative entries, such as {float(m.min()):g}: M is a mean of |v|")
         total += float(m.sum())
         weighted += float(torch.special.xlogy(m, m).sum()) / math.log(2)
     if not math.isfinite(total):

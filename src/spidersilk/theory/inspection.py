@@ -241,6 +241,8 @@ def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict
     batches = source.batches(as_inner_length(2), 0, source.anchor_size)
 
     def timed(step: Callable[[], Any]) -> float:
+        for p in params:
+            p.grad = None
         wait(device)
         start = time.perf_counter()
         step()
@@ -250,9 +252,9 @@ def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict
     taken: dict[str, list[float]] = defaultdict(list)
     for turn in range(repeats + 1):
         anchor, small = (closure_of(source, sgd, next(batches)[0]) for _ in range(2))
-        for optimizer in (sparse, fresh):
-            optimizer.step(anchor, anchor=True)
-        fresh.step(small, anchor=False)  # the first after an anchor selects
+        timed(lambda c=anchor: sparse.step(c, anchor=True))
+        timed(lambda c=anchor: fresh.step(c, anchor=True))
+        timed(lambda c=small: fresh.step(c, anchor=False))  # the first after an anchor selects
         kinds: dict[str, Callable[[], Any]] = {
             "anchor": lambda c=anchor: dense.step(c, anchor=True),
             "SGD": lambda c=small: (c(), sgd.step()),

@@ -236,9 +236,11 @@ def wait(device: torch.device) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Parameters, buffers, gradients, modes and random state are afterwards as before."""
+    """Parameters, buffers, gradients, modes and random state are afterwards as before; it begins without gradients."""
     values = snapshot(model)
     gradients = [p.grad for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = None
     modes = [m.training for m in model.modules()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
     with torch.random.fork_rng(devices):

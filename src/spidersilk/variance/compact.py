@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from spidersilk.checks import Form, check_entry, check_saved
 from spidersilk.kernels.interface import Kernels
 from spidersilk.operator.selection import Selection
 from spidersilk.variance.flat import Slab
@@ -139,6 +140,21 @@ class CompactBase:
         ]
         return {"parts": parts}
 
+    def check_state(self, state: dict[str, Any], selections: Sequence[Selection]) -> None:
+        """Raise ValueError unless all of it fits those selections."""
+        if self.full_state:
+            return
+        check_saved("state['compact']", state, {"parts": list})
+        parts = [part for number, selection in enumerate(selections) for part in self._split(number, selection)]
+        form: Form = {"slab": int, "group": int, "indices": Tensor, "state": dict}
+        if state["parts"]:
+            check_saved("state['compact']['parts']", state["parts"], [form] * len(parts))
+        for part, saved in zip(parts, state["parts"], strict=bool(state["parts"])):
+            if not torch.equal(part.indices.cpu(), saved["indices"].cpu()):
+                raise ValueError("the saved state's coordinates are not those of its selection: the state is damaged")
+            for name, value in saved["state"].items():
+                check_entry(f"state['compact'][{name!r}]", value, part.param.shape)
+
     def load_state_dict(self, state: dict[str, Any], selections: Sequence[Selection]) -> None:
         self._flat.clear()
         self._show()
@@ -146,8 +162,6 @@ class CompactBase:
             return
         self._show(selections)
         for part, saved in zip(self._parts, state["parts"], strict=True):
-            if not torch.equal(part.indices.cpu(), saved["indices"].cpu()):
-                raise ValueError("the saved state's coordinates are not those of its selection: the file is damaged")
             group = self.base.param_groups[part.group]
             on_device = group.get("capturable") or group.get("fused")  # where torch itself keeps step counts
             values = _copies(saved["state"])

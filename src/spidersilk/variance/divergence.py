@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,9 +12,20 @@ from spidersilk.kernels.interface import Flag
 _FIRST, _LONGEST = 1 << 62, 1 << 24  # the mark before all others; no loop is longer
 
 
+_GO_ON = (
+    "x is as it was: lower lr, shorten the inner loop (inner_steps='auto'), or let only the selected coordinates move, "
+    "and go on with an anchor."
+)
+_X_IS_LOST = (
+    "The parameters themselves are not finite: an earlier v was finite but so large that its move overflowed, and no "
+    "step can mend that. Load the last good parameters and a new optimizer, lower lr, or bound the move with max_norm."
+)
+
+
 class DivergenceError(RuntimeError):
     """The estimate v is not finite. x is as it was before the step, and the next step must be an anchor.
 
+    Where x itself is not finite, an earlier move has made it so (`x_is_finite` tells): it must be given values again.
     `step` counts updates from 0, `inner_step` those since the anchor; `norms` holds the Euclidean norms that were at
     hand; `theorem_1_lr` is the step size of Theorem 1 for the smoothness seen in this run, None if none was seen.
     """
@@ -32,13 +44,13 @@ class DivergenceError(RuntimeError):
         self.theorem_1_lr = step_times_smoothness / smoothness if smoothness else None
         where = "an anchor" if inner_step == 0 else f"small step {inner_step} after its anchor"
         sizes = ", ".join(f"|{name}| = {value:.3g}" for name, value in norms.items())
+        self.x_is_finite = math.isfinite(norms.get("x", 0.0))
         theory = f"Theorem 1 allows lr <= {step_times_smoothness:.2g} / L"
         if smoothness:
             theory += f"; this run's secants give L >= {smoothness:.2g}, so lr <= {self.theorem_1_lr:.2g}"
         super().__init__(
             f"the estimate v is not finite at step {step} ({where}): {sizes}, lr = {', '.join(f'{x:g}' for x in lr)}. "
-            f"{theory}. x is as it was: lower lr, shorten the inner loop (inner_steps='auto'), or let only the "
-            "selected coordinates move, and go on with an anchor."
+            f"{theory}. {_GO_ON if self.x_is_finite else _X_IS_LOST}"
         )
 
     def __reduce__(self) -> tuple:

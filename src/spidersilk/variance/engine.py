@@ -62,7 +62,7 @@ class Engine:
             memory=method.sparsity is not None,
             reference=self.estimator.point is not None,
         )
-        self.points = TwoPoint(self.vectors.params, model)
+        self.points = TwoPoint(self.vectors.params, model, accumulates=self.estimator.point is None)
         self.sparse_backward, self.captures = sparse_backward, 0
         self.selector: Selector | None = None
         if method.sparsity is not None:

@@ -96,6 +96,9 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 def make_slabs(param_groups: Sequence[dict[str, Any]]) -> list[Slab]:
     """One slab for each device and dtype of the parameters that require a gradient."""
     alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[int]]] = defaultdict(lambda: ([], []))
+    everything = [p for group in param_groups for p in group["params"]]
+    if len({id(p) for p in everything}) < len(everything):
+        raise ValueError("a parameter is given twice: its coordinates would count twice, so give each parameter once")
     for number, group in enumerate(param_groups):
         for p in group["params"]:
             if p.requires_grad:
@@ -104,7 +107,11 @@ def make_slabs(param_groups: Sequence[dict[str, Any]]) -> list[Slab]:
                 groups.append(number)
     if not alike:
         raise ValueError("no parameter requires a gradient: unfreeze at least one, or leave the optimizer out")
+    if not any(p.numel() for p in everything if p.requires_grad):
+        raise ValueError("all trainable parameters are empty (d = 0): there is nothing to select from")
     for device, dtype in alike:
+        if device.type == "meta":
+            raise ValueError("parameters on the meta device have no values: give them some first (model.to_empty(...))")
         if not dtype.is_floating_point:
             raise ValueError(f"parameters of {dtype} on {device}: only real floating-point parameters can be selected")
     return [Slab(params, groups) for params, groups in alike.values()]

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor, nn
 
-from spidersilk.checks import check_same_settings
+from spidersilk.checks import Form, check_number, check_saved
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import all_finite
 from spidersilk.loop.counter import CountsLoops, LoopCounter
@@ -25,10 +24,13 @@ from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.flat import Slab, make_slabs
 from spidersilk.variance.lazy_rows import LazyRows
 from spidersilk.variance.method import Choose, Method
+from spidersilk.variance.over_base import CHANGED
+from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler
+from spidersilk.variance.saving import Saves
 from spidersilk.variance.two_point import Closure, TwoPoint
 
 
-class LazySVRG(CountsLoops, Optimizer):
+class LazySVRG(CountsLoops, Saves):
     """`SparseSVRG(groups="rows")` with plain SGD, for models that are mostly embedding tables: the same x, less time.
 
     Tables are the `nn.Embedding` and `nn.EmbeddingBag` modules of `model` with sparse=True; other parameters are moved
@@ -38,6 +40,8 @@ class LazySVRG(CountsLoops, Optimizer):
     M is kept as its sum over each row, which is all that a selection of rows needs. After a step `p.grad` is None. It
     trains in one process: a `process_group` is refused.
     """
+
+    _step_supports_amp_scaling = True  # so that a GradScaler shows itself, and can be refused
 
     def __init__(
         self,
@@ -59,8 +63,7 @@ class LazySVRG(CountsLoops, Optimizer):
                 "LazySVRG with process_group: each rank's batch touches other rows, so there are no shared coordinates "
                 "to average; use SparseSVRG(groups='rows') over the ranks, or LazySVRG in one process"
             )
-        if not 0 <= float(lr) < float("inf"):
-            raise ValueError(f"lr = {lr} must be a finite number of at least 0: 0.1 is a common start")
+        check_number("lr", lr, "0.1 is a common start")
         self.sparsity = RTop(k1, k2, scaling, memory_decay, memory_reset, per_tensor, groups="rows")
         Method("anchor", "all", choose, "all", self.sparsity)
         if scaling == "refresh":
@@ -129,17 +132,24 @@ class LazySVRG(CountsLoops, Optimizer):
 
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Closure, anchor: bool | Anchor, samples: int | None = None
+        self, closure: Closure | None = None, anchor: bool | Anchor | None = None, samples: int | None = None
     ) -> Any:
         """One update; returns the closure's loss at the current point. The arguments are those of `SparseSVRG`."""
         if self._closed:
             raise RuntimeError("this LazySVRG is closed, its tables are not watched: make a new one")
         if not isinstance(anchor, bool | Anchor):
             raise ValueError(f"anchor = {anchor!r} must be True, False, or what an AnchorLoader of fixed loops yields")
+        if closure is None:
+            raise ValueError(NO_CLOSURE)
+        if hasattr(self, "found_inf"):
+            refuse_scaler(self)
+        if any((p.device, p.dtype) != (self._slab.device, self._slab.dtype) for p in self._slab.params):
+            raise RuntimeError(CHANGED)
         batch = self._loop.read(anchor, samples, ALONE)
-        if batch.kind == "small":
-            return self._small_step(closure, samples)
-        return self._anchor_step(closure, batch.piece, samples)
+        with self._points.one_step():
+            if batch.kind == "small":
+                return self._small_step(closure, samples)
+            return self._anchor_step(closure, batch.piece, samples)
 
     def _anchor_step(self, closure: Closure, piece: Anchor, samples: int | None) -> Any:
         self._loop.begin_piece(piece)
@@ -193,32 +203,33 @@ class LazySVRG(CountsLoops, Optimizer):
 
     # Saving and loading.
 
-    def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _save(self) -> dict[str, Any]:
         """All that the next step needs beside the model's own state."""
         self.flush()
         flags = {"_has_memory": self._has_memory, "_has_selection": self._has_selection}
         groups = [{name: value for name, value in g.items() if name != "params"} for g in self.param_groups]
         return {
-            "settings": self._settings(),
             "stream": self._stream.state_dict(),
             "counters": self._loop.state_dict() | flags,
             "param_groups": groups,
             "rows": self._rows.state_dict(),
         }
 
+    def _check(self, state: dict[str, Any]) -> None:
+        counters: Form = {**LoopCounter.FORM, "_has_memory": bool, "_has_selection": bool}
+        groups: list[Form] = [{"lr": (float, Tensor)} for _ in self.param_groups]
+        form: Form = {"stream": Stream.FORM, "counters": counters, "param_groups": groups, "rows": self._rows.form()}
+        check_saved("state", state, form)
+
     @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the `state_dict` of one with the same settings; the model's state is loaded apart."""
-        if "settings" not in state_dict:
-            raise ValueError(f"not a state of LazySVRG: it has {', '.join(state_dict)} and no settings")
-        check_same_settings(self._settings(), state_dict["settings"], "construct the same one")
-        self._stream.load_state_dict(state_dict["stream"])
-        counters = state_dict["counters"]
+    def _load(self, state: dict[str, Any]) -> None:
+        self._stream.load_state_dict(state["stream"])
+        counters = state["counters"]
         self._loop.load_state_dict(counters)
         self._has_memory, self._has_selection = counters["_has_memory"], counters["_has_selection"]
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
             group.update(saved)
-        self._rows.load_state_dict(state_dict["rows"])
+        self._rows.load_state_dict(state["rows"])
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a LazySVRG holds hooks of its model: save its state_dict() instead")

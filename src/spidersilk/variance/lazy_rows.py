@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spidersilk.checks import Form
 from spidersilk.kernels.interface import Kernels
 from spidersilk.kernels.plain import all_finite
 from spidersilk.operator.groups import RowLayout
@@ -146,6 +147,12 @@ class LazyRows:
     def state_dict(self) -> dict[str, Any]:
         points = self.slab.flatten(self.points)
         return {"v": self.v, "points": points, "sums": self.sums, "drift": self.drift, "weights": self.weights}
+
+    def form(self) -> Form:
+        """Of what is saved."""
+        names = ("sums", "drift", "weights")
+        lists: dict[str, Form] = {name: [x.shape for x in getattr(self, name)] for name in names}
+        return {"v": self.v.shape, "points": self.v.shape, **lists}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.clock = 0.0

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from spidersilk.checks import check_choice
+from spidersilk.checks import check_choice, check_number
 from spidersilk.operator.counts import resolve_counts
 from spidersilk.operator.settings import RTop, Scaling
 from spidersilk.parallel.ddp_wrappers import refuse_sharded
@@ -34,8 +34,8 @@ class Method:
         check_choice("move", self.move, ("all", "selected"))
         check_choice("choose", self.choose, ("step", "anchor"))
         check_choice("anchor_move", self.anchor_move, ("all", "selected"))
-        if self.max_norm is not None and not self.max_norm > 0:
-            raise ValueError(f"max_norm = {self.max_norm} must be positive: None turns clipping off")
+        if self.max_norm is not None:
+            check_number("max_norm", self.max_norm, "None turns clipping off", above_zero=True)
         if self.anchor_move == "selected" and self.move != "selected":
             raise ValueError(f"anchor_move = 'selected' with move = {self.move!r}: it needs move='selected'")
         if self.move == "selected":

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.optimizer import ParamsT
 
+from spidersilk.checks import check_number
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.operator.counts import Count
 from spidersilk.operator.settings import Groups, RTop, Scaling
@@ -38,8 +39,7 @@ class Common(Shared, total=False):
 
 def check_rates(remedies: dict[str, str], **values: float) -> None:
     for name, value in values.items():
-        if not 0 <= float(value) < float("inf"):
-            raise ValueError(f"{name} = {value} must be a finite number of at least 0: {remedies[name]}")
+        check_number(name, value, remedies[name])
 
 
 def sgd(params: ParamsT, lr: float, common: Common) -> tuple[SGD, dict[str, Any]]:

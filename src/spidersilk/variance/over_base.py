@@ -6,13 +6,15 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from spidersilk.variance.saving import Saves
+
 CHANGED = (
-    "the trainable parameters changed after the first anchor (added, frozen or unfrozen): v and M have no place for "
-    "that, so make a new optimizer"
+    "the trainable parameters changed after the first anchor (added, frozen or unfrozen, or moved to another device or "
+    "dtype): v and M do not follow, so make a new optimizer"
 )
 
 
-class OverBase(Optimizer):
+class OverBase(Saves):
     """Shows the groups and defaults of `base`; groups can be added until it `is_built`."""
 
     is_built = False

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from spidersilk.find_modules import calls_of_others, modules_around
 from spidersilk.variance.backprop import Capture
 from spidersilk.variance.graph import capturing
+from spidersilk.variance.refusals import ADDED_TO_V, LOST, UNUSABLE, unchanged_after_backward
 
 Closure = Callable[[], Any]
 Point = Literal["current", "reference"]
@@ -26,18 +27,36 @@ class TwoPoint:
 
     `evaluating` is "current" or "reference" while the closure runs, else None. After either call the gradients are in
     `p.grad`, where they belong to the caller of the closure: copy what is to stay. `model`: whose buffers to guard;
-    without one they are searched for.
+    without one they are searched for. `accumulates`: no reference point is ever asked for, so the closure may add to
+    gradients that were there before the step.
     """
 
-    def __init__(self, params: Sequence[Tensor], model: nn.Module | None = None):
+    def __init__(self, params: Sequence[Tensor], model: nn.Module | None = None, accumulates: bool = False):
         self.params = list(params)
         self.evaluating: Point | None = None
-        self._model = model
+        self._model, self._accumulates = model, accumulates
+        self._left: list[tuple[weakref.ref[Tensor] | None, int]] = [(None, 0)] * len(self.params)
         self._devices = sorted({p.device.index or 0 for p in self.params if p.is_cuda})
         self._randomness: list[Tensor] = []
         self._draws: bool | None = None  # whether the closure was seen to draw random numbers on a CUDA device
         self._buffers: BufferGuard | None = None
-        self._seen_values = False
+        self._seen_values = self._seen_gradients = False
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Around a step: take away what the last one left in `p.grad`, and refuse gradients that would be lost."""
+        for p, (left, version) in zip(self.params, self._left, strict=True):
+            if p.grad is None:
+                continue
+            ours = left is not None and p.grad is left()
+            if ours and (p.grad._version == version or not _has_values(p.grad)):
+                p.grad = None
+            elif ours or (not self._accumulates and _has_values(p.grad)):
+                raise RuntimeError(ADDED_TO_V if ours else LOST)
+        try:
+            yield
+        finally:  # also after an error: what is there then is of this step
+            self._left = [(None, 0) if p.grad is None else (weakref.ref(p.grad), p.grad._version) for p in self.params]
 
     def at_current(self, closure: Closure, then_reference: bool = False, capture: Capture | None = None) -> Any:
         """Evaluate at the parameters as they are; remember what `at_reference` needs if it is to follow.
@@ -55,10 +74,17 @@ class TwoPoint:
             )
         self._randomness = self._swap_random_state()
         with self._buffers.at_current():
-            return self._run(closure, "current", capture)
+            if self._seen_gradients or self._accumulates:
+                return self._run(closure, "current", capture)
+            with unchanged_after_backward(self.params):
+                loss = self._run(closure, "current", capture)
+            self._seen_gradients = True  # what one closure does, the next ones do
+            return loss
 
     def at_current_again(self, closure: Closure) -> Any:
         """Evaluate as the last `at_current` with `then_reference` did; randomness and buffers stay as it left them."""
+        for p in self.params:
+            p.grad = None
         return self.at_reference(closure, [p.data for p in self.params], point="current")
 
     def at_reference(
@@ -84,8 +110,11 @@ class TwoPoint:
             self._swap_random_state(after)
 
     def _run(self, closure: Closure, point: Point, capture: Capture | None) -> Any:
-        for p in self.params:
-            p.grad = None
+        if not self._accumulates:
+            for p in self.params:
+                p.grad = None
+        elif capture is not None and any(p.grad is not None for p in self.params):
+            raise RuntimeError(UNUSABLE)
         versions = [p._version for p in self.params]
         values = None if self._seen_values else [p.detach().clone() for p in self.params]
         torch.clear_autocast_cache()  # an autocast around the step would keep casts of the other point's weights
@@ -140,6 +169,11 @@ def loss_of(value: object) -> Tensor | float:
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.detach().double().reshape(())
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _has_values(gradient: Tensor) -> bool:
+    """Whether it is other than zero; nobody can say during the capture of a CUDA graph."""
+    return not capturing() and bool((gradient._values() if gradient.is_sparse else gradient).any())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from spidersilk.checks import check_choice, check_same_settings
+from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import all_finite
 from spidersilk.loop.counter import CountsLoops, LoopCounter
@@ -19,7 +19,6 @@ from spidersilk.loop.markers import Batch, IsAnchor
 from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection
 from spidersilk.operator.settings import RTop
-from spidersilk.parallel.agreement import Fact
 from spidersilk.parallel.workers import Group, Traffic, as_workers
 from spidersilk.variance.divergence import DeviceFlag, DivergenceError
 from spidersilk.variance.engine import Engine
@@ -29,6 +28,8 @@ from spidersilk.variance.measures import Measures
 from spidersilk.variance.method import Choose, Method, Move, check_base, check_model
 from spidersilk.variance.over_base import CHANGED, OverBase
 from spidersilk.variance.rank_facts import facts_of
+from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler
+from spidersilk.variance.saving import check_base_state, check_counted, check_engine_state
 from spidersilk.variance.smoothness import Secants
 from spidersilk.variance.two_point import Closure, Point
 from spidersilk.variance.watch import Watch
@@ -60,6 +61,8 @@ class VarianceReduced(CountsLoops, OverBase):
     size d is kept. `state[p]` holds views of the flat vectors, by name: "estimate", "memory", "reference" ...
     """
 
+    _step_supports_amp_scaling = True  # so that a GradScaler shows itself, and can be refused
+
     def __init__(
         self,
         base_optimizer: Optimizer,
@@ -89,9 +92,9 @@ class VarianceReduced(CountsLoops, OverBase):
         self._stream = Stream(self._workers.seed(generator))
         self._loop = LoopCounter(length, self._stream)
         self._sparse_backward, self._model = sparse_backward, model
-        self._engine: Engine | None = None  # built at the first step
+        self._engine: Engine | None = None  # built at the first step, and the flag with it, on CUDA
         self._attached = False
-        self._flag: DeviceFlag | None = None  # with it, on CUDA
+        self._flag: DeviceFlag | None = None
         self._secants = Secants()
         self._watch = Watch(self.method, self._divergence)
         self.method.check_counts(self.d)
@@ -142,12 +145,8 @@ class VarianceReduced(CountsLoops, OverBase):
 
     def check_agreement(self) -> None:
         """Raise DisagreementError on every rank if one differs; to be called on all of them. Anchors do so anyway."""
-
-        def facts() -> list[Fact]:
-            settings, hooked = [self._settings(), self.max_norm], bool(self._watch.hooks)
-            return facts_of(self._built(), self._loop, self._stream, self.param_groups, settings, hooked)
-
-        self._workers.verify(facts)
+        parts = self._loop, self._stream, self.param_groups, [self._settings(), self.max_norm], bool(self._watch.hooks)
+        self._workers.verify(lambda: facts_of(self._built(), *parts))
 
     def check(self) -> None:
         """Wait for the device and raise DivergenceError if v was not finite at any step so far."""
@@ -158,7 +157,7 @@ class VarianceReduced(CountsLoops, OverBase):
 
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Closure, anchor: IsAnchor = None, samples: int | None = None
+        self, closure: Closure | None = None, anchor: IsAnchor = None, samples: int | None = None
     ) -> Any:
         """One update; returns the closure's loss at the current point.
 
@@ -166,7 +165,9 @@ class VarianceReduced(CountsLoops, OverBase):
         samples: how many samples the closure's batch has, for `gradient_queries`.
         """
         if not callable(closure):
-            raise ValueError(f"closure = {closure!r} must be a function that computes the loss and calls backward()")
+            raise ValueError(NO_CLOSURE if closure is None else f"closure = {closure!r} must be a function")
+        if hasattr(self, "found_inf"):
+            refuse_scaler(self)
         batch = self._loop.read(anchor, samples, self._workers)
         engine = self._built()
         if not self._attached:  # not when it is built, for which a loaded state is enough: a wrapper may come later
@@ -174,7 +175,8 @@ class VarianceReduced(CountsLoops, OverBase):
             self._attached = True
         if self._flag is not None and self._workers.world == 1:
             self._flag.poll()
-        return (self._anchor_step if batch.kind == "anchor" else self._small_step)(engine, closure, batch)
+        with engine.points.one_step():
+            return (self._anchor_step if batch.kind == "anchor" else self._small_step)(engine, closure, batch)
 
     def _anchor_step(self, engine: Engine, closure: Closure, batch: Batch) -> Any:
         """v := gradient of a large batch, or of the pieces that make it up (lines 5-6); the first move (line 9)."""
@@ -230,17 +232,21 @@ class VarianceReduced(CountsLoops, OverBase):
 
     def _built(self) -> Engine:
         """Built at the first step; later, see that the parameters are still the same."""
-        trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        everything = (p for group in self.param_groups for p in group["params"])
+        trained = [(id(p), p.device, p.dtype) for p in everything if p.requires_grad]
         if self._engine is None:
-            self._engine = Engine(
-                self.base, self.state, self.method, self._stream, self._kernels, self._model, self._sparse_backward
-            )
+            self._engine = self._make_engine()
             self._trained, self.is_built = trained, True
             on_cuda = [slab.device for slab in self._engine.slabs if slab.device.type == "cuda"]
             self._flag = DeviceFlag(on_cuda[0], self._divergence) if on_cuda else None
-        elif len(trained) != len(self._trained) or any(p is not q for p, q in zip(trained, self._trained, strict=True)):
+        elif trained != self._trained:
             raise RuntimeError(CHANGED)
         return self._engine
+
+    def _make_engine(self) -> Engine:
+        """The one in use, or a new one."""
+        parts = self.base, self.state, self.method, self._stream, self._kernels, self._model, self._sparse_backward
+        return Engine(*parts) if self._engine is None else self._engine
 
     def _divergence(self, step: int, inner_step: int) -> DivergenceError:
         """Describe what happened, and let the next step be an anchor that starts v and M anew."""
@@ -254,38 +260,34 @@ class VarianceReduced(CountsLoops, OverBase):
 
     # Saving and loading.
 
-    def state_dict(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """All that the next step needs; tensors are the optimizer's own, as with torch's optimizers."""
+    def _save(self) -> dict[str, Any]:
         self._workers.check_can_pass(self.anchor_share)
         meter = self._watch.meter.state_dict() | {"smoothness": self.smoothness, "longest": self._loop.longest}
-        state: dict[str, Any] = {
-            "settings": self._settings(),
-            "stream": self._stream.state_dict(),
-            "counters": self._loop.state_dict(),
-            "meter": meter,
-        }
+        state = {"stream": self._stream.state_dict(), "counters": self._loop.state_dict(), "meter": meter}
         if self._engine is not None:
             if self._workers.world == 1:
                 self.check()
             state |= self._engine.state_dict()
         return state | {"base": self.base.state_dict()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the `state_dict` of an optimizer with the same settings, over parameters of the same sizes."""
-        if "settings" not in state_dict:
-            raise ValueError(f"not a state of {type(self).__name__}: it has {', '.join(state_dict)} and no settings")
-        check_same_settings(self._settings(), state_dict["settings"], "construct the same one")
-        self._workers.check_can_pass(state_dict["counters"]["anchor_share"])
-        self.base.load_state_dict(state_dict["base"])
-        self._stream.load_state_dict(state_dict["stream"])
-        meter = state_dict["meter"]
+    def _check(self, state: dict[str, Any]) -> None:
+        check_counted(state)
+        self._workers.check_can_pass(state["counters"]["anchor_share"])
+        check_base_state(state["base"], self.base)
+        if "vectors" in state:
+            check_engine_state(state, self._make_engine())
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.base.load_state_dict(state["base"])
+        self._stream.load_state_dict(state["stream"])
+        meter = state["meter"]
         self._watch.meter.load_state_dict(meter)
         self._secants = Secants(meter["smoothness"])
-        self._loop.load_state_dict(state_dict["counters"] | {"longest": meter["longest"]})
-        if "vectors" not in state_dict:
+        self._loop.load_state_dict(state["counters"] | {"longest": meter["longest"]})
+        if "vectors" not in state:
             self._engine, self._flag, self.is_built = None, None, False  # saved before the first step
         else:
-            self._built().load_state_dict(state_dict)
+            self._built().load_state_dict(state)
             if self._flag is not None:
                 self._flag.reset()
 

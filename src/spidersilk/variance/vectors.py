@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from spidersilk.checks import Form, check_saved
 from spidersilk.variance import memory
 from spidersilk.variance.flat import Slab, copy_all
 
@@ -95,6 +96,15 @@ class Vectors:
         if self.points:
             named["reference"] = [slab.flatten(self._points_of(slab)) for slab in self.slabs]
         return {"has_memory": self.has_memory, "flat": {name: vectors for name, vectors in named.items() if vectors}}
+
+    def check_state(self, state: object) -> None:
+        """Raise ValueError unless all of it fits."""
+        check_saved("state['vectors']", state, {"has_memory": bool, "flat": dict})
+        flat = cast(dict[str, Any], state)["flat"]
+        needed = {"estimate": self.keeps_estimate or "estimate" in flat, "anchor_estimate": self.v_anchor}
+        needed |= {"memory": self.memory, "reference": self.points}
+        sizes: Form = [torch.Size([slab.d]) for slab in self.slabs]
+        check_saved("state['vectors']['flat']", flat, {name: sizes for name, kept in needed.items() if kept})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.has_memory = state["has_memory"]
