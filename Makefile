@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNS := $(VENV)/.ready-to-run
 READY := $(VENV)/.ready-to-test
+TRAINERS := $(VENV)/.ready-to-test-trainers
 
 .PHONY: demo test test-slow lint bench clean help
 
 help:
 	@echo "make demo       five optimizers on embedded data at equal queries: a table and a report (two minutes)"
 	@echo "make test       the quick tests (a few minutes on two cores)"
-	@echo "make test-slow  the others: long statistics, several processes, Triton's interpreter, the browser"
+	@echo "make test-slow  the others: long statistics, several processes, Triton's interpreter, the browser, trainers"
 	@echo "make lint       ruff and pyright"
 	@echo "make bench      two published benchmarks: the loader, and logistic regression on w8a"
 	@echo "make clean      remove .venv and what the tools left behind"
@@ -25,13 +26,17 @@ $(READY): $(RUNS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev]'
 	touch $@
 
+$(TRAINERS): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab,dev,integrations]'
+	touch $@
+
 demo: $(RUNS)
 	$(BIN)/spidersilk demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
-test-slow: $(READY)
+test-slow: $(TRAINERS)
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
 
 lint: $(READY)

@@ -137,10 +137,10 @@ class LazySVRG(CountsLoops, Saves):
         """One update; returns the closure's loss at the current point. The arguments are those of `SparseSVRG`."""
         if self._closed:
             raise RuntimeError("this LazySVRG is closed, its tables are not watched: make a new one")
-        if not isinstance(anchor, bool | Anchor):
-            raise ValueError(f"anchor = {anchor!r} must be True, False, or what an AnchorLoader of fixed loops yields")
         if closure is None:
             raise ValueError(NO_CLOSURE)
+        if not isinstance(anchor, bool | Anchor):
+            raise ValueError(f"anchor = {anchor!r} must be True, False, or what an AnchorLoader of fixed loops yields")
         if hasattr(self, "found_inf"):
             refuse_scaler(self)
         if any((p.device, p.dtype) != (self._slab.device, self._slab.dtype) for p in self._slab.params):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
@@ -11,8 +13,8 @@ from torch.optim import Optimizer
 
 INSTEAD = "let the closure compute the whole loss (several backward() calls add up inside it)"
 NO_CLOSURE = (
-    "step() without a closure: this method evaluates a batch at two points, so call step(closure) with a function that "
-    "computes the loss, calls backward() and returns the loss; SparseSGD and SparseAdamW need one evaluation alone"
+    "step() without a closure: this method evaluates the batch itself, so call step(closure) with a function that "
+    "computes the loss, calls backward() and returns the loss; a trainer that calls step() alone cannot run it"
 )
 LOST = (
     "a gradient was there before step(closure), which evaluates the closure anew at two points, so it would be lost: "
@@ -31,6 +33,10 @@ CHANGED_IN_CLOSURE = (
     "spoil their difference, so turn off the trainer's gradient clipping and give the optimizer max_norm=, scale the "
     "loss instead of gradients, and average over ranks with process_group="
 )
+SKIPPED = (
+    "accelerate with gradient_accumulation_steps = {steps} skips step(closure) for all micro-batches but the last, so "
+    "their gradients would never be computed: set it to 1, and let the closure go through the micro-batches itself"
+)
 SCALED = (
     "a GradScaler calls step: it unscales gradients before the step, and the closure's come later, still scaled; call "
     "optimizer.step(closure) itself with an unscaled loss, under bfloat16 autocast, which needs no scaler"
@@ -42,6 +48,18 @@ def refuse_scaler(optimizer: Optimizer) -> NoReturn:
     for name in ("grad_scale", "found_inf"):
         optimizer.__dict__.pop(name, None)
     raise RuntimeError(SCALED)
+
+
+def refuse_skipped_batches(params: Sequence[Tensor]) -> None:
+    """Refuse a step by accelerate with gradient accumulation: it calls step(closure) for the last micro-batch alone."""
+    state = sys.modules.get("accelerate.state")
+    accumulates = state is not None and bool(state.GradientState._shared_state) and all(p.grad is None for p in params)
+    steps = state.GradientState().num_steps if state is not None and accumulates else 1
+    frame = sys._getframe() if steps > 1 else None
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(os.path.join("accelerate", "optimizer.py")):
+            raise RuntimeError(SKIPPED.format(steps=steps))
+        frame = frame.f_back
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from spidersilk.variance.measures import Measures
 from spidersilk.variance.method import Choose, Method, Move, check_base, check_model
 from spidersilk.variance.over_base import CHANGED, OverBase
 from spidersilk.variance.rank_facts import facts_of
-from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler
+from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler, refuse_skipped_batches
 from spidersilk.variance.saving import check_base_state, check_counted, check_engine_state
 from spidersilk.variance.smoothness import Secants
 from spidersilk.variance.two_point import Closure, Point
@@ -54,8 +54,8 @@ class VarianceReduced(CountsLoops, OverBase):
         and a layer has a rule for it (docs/backprop.md).
     model: the module that holds the parameters. Its buffers (BatchNorm's statistics) are kept the same for both
         evaluations of a small step; without it the modules around the parameters are searched for.
-    generator: seeds the selections, once; torch's default one if None.
-    process_group: a ProcessGroup of ranks that train together, or "world" (docs/distributed.md).
+    generator: seeds the selections, once; torch's default one if None. process_group: a ProcessGroup of ranks that
+        train together, or "world" (docs/distributed.md).
 
     After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None: nothing of
     size d is kept. `state[p]` holds views of the flat vectors, by name: "estimate", "memory", "reference" ...
@@ -92,7 +92,7 @@ class VarianceReduced(CountsLoops, OverBase):
         self._stream = Stream(self._workers.seed(generator))
         self._loop = LoopCounter(length, self._stream)
         self._sparse_backward, self._model = sparse_backward, model
-        self._engine: Engine | None = None  # built at the first step, and the flag with it, on CUDA
+        self._engine: Engine | None = None  # built at the first step, with the flag
         self._attached = False
         self._flag: DeviceFlag | None = None
         self._secants = Secants()
@@ -170,8 +170,9 @@ class VarianceReduced(CountsLoops, OverBase):
             refuse_scaler(self)
         batch = self._loop.read(anchor, samples, self._workers)
         engine = self._built()
-        if not self._attached:  # not when it is built, for which a loaded state is enough: a wrapper may come later
+        if not self._attached:  # not when it is built, which loading a state does too: a wrapper may come later
             self._workers.attach(engine.vectors.params)
+            refuse_skipped_batches(engine.vectors.params)
             self._attached = True
         if self._flag is not None and self._workers.world == 1:
             self._flag.poll()
@@ -264,10 +265,9 @@ class VarianceReduced(CountsLoops, OverBase):
         self._workers.check_can_pass(self.anchor_share)
         meter = self._watch.meter.state_dict() | {"smoothness": self.smoothness, "longest": self._loop.longest}
         state = {"stream": self._stream.state_dict(), "counters": self._loop.state_dict(), "meter": meter}
-        if self._engine is not None:
-            if self._workers.world == 1:
-                self.check()
-            state |= self._engine.state_dict()
+        if self._engine is not None and self._workers.world == 1:
+            self.check()
+        state |= {} if self._engine is None else self._engine.state_dict()
         return state | {"base": self.base.state_dict()}
 
     def _check(self, state: dict[str, Any]) -> None:
