@@ -41,6 +41,7 @@ def configs(model: str, seeds: int, budget: float) -> dict[str, list[RunConfig]]
                 budget=budget,
                 eval_every=0.05,
                 inner_steps=inner,
+                lr=0.1,
                 checkpoint_every=1e9,
             )
             for seed in range(seeds)
@@ -71,19 +72,20 @@ def main() -> None:
     for model, methods in figures.items():
         print(f"\n{model}, MNIST: median queries / N to a training loss of", *TARGETS)
         for title, told in methods.items():
+            ended = f"diverged {told['diverged']}, collapsed {told['collapsed']} of {given.seeds}"
             cells = " ".join("     -" if q is None else f"{q:6.2f}" for q in told["queries_to"].values())
-            print(f"{title:24} {cells}  diverged {told['diverged']} of {given.seeds}, length {told['mean_length']:.1f}")
+            print(f"{title:24} {cells}  {ended}, length {told['mean_length']:.1f}")
     if given.save:
         save("adaptive", list(range(given.seeds)), figures, given.to)
 
 
 def _figures(folder: Path, configs: list[RunConfig]) -> dict:
     """Medians over seeds; a run that never reaches the target counts as infinite, and an infinite median is None."""
-    runs, diverged, lengths = [], 0, []
+    runs, statuses, lengths = [], [], []
     for config in configs:
         rows = [json.loads(line) for line in (folder / config.name / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((folder / config.name / "summary.json").read_text())
-        diverged += summary["status"] == "diverged"
+        statuses.append(summary["status"])
         runs.append(rows)
         last = rows[-1]
         lengths.append(last["updates"] / max(1, summary["anchors"]))
@@ -95,7 +97,8 @@ def _figures(folder: Path, configs: list[RunConfig]) -> dict:
     return {
         "queries_to": told,
         "final_loss": [round(rows[-1]["train_loss"], 4) for rows in runs],
-        "diverged": diverged,
+        "diverged": statuses.count("diverged"),
+        "collapsed": statuses.count("collapsed"),
         "mean_length": round(statistics.fmean(lengths), 2),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -38,12 +39,23 @@ QUOTES = {
 
 def chapters(results: Path) -> list[Chapter]:
     """Every part of every experiment at the paper's scale, with its runs in results/paper."""
-    made = []
+    made, guesses = [], guess_losses(results)
     for experiment, parts in experiments("paper").items():
         packed = collect.load(path_of(results / "paper", experiment))
-        curves = {name: collect.unpack(run) for name, run in packed.items()}
+        curves = {name: collect.unpack(_with_guess(run, guesses)) for name, run in packed.items()}
         made += [make_chapter(experiment, part, curves) for part in parts]
     return made
+
+
+def guess_losses(results: Path) -> dict[str, float]:
+    """The loss of guessing by class frequency, by the name of the data."""
+    path = results / "benchmarks" / "entropy.json"
+    return json.loads(path.read_text())["figures"]["guess"] if path.is_file() else {}
+
+
+def _with_guess(run: collect.Packed, guesses: dict[str, float]) -> collect.Packed:
+    """A run with the loss of guessing in its summary, where its file, as an older one, has none."""
+    return run | {"summary": {"guess_loss": guesses.get(run["summary"].get("data"))} | run["summary"]}
 
 
 def quote(chapter: Chapter) -> str:
@@ -66,7 +78,7 @@ def remarks(chapter: Chapter) -> list[str]:
     sgd = chapter.find("sgd")
     if chapter.experiment != "figure1" or not sgd.curves:
         return []
-    forms = [g for g in verdicts.stable(chapter) if g.curves and not g.diverged]
+    forms = [g for g in verdicts.stable(chapter) if g.curves and not g.broken]
     best = sorted(forms, key=lambda g: g.lowest(LOSS) or math.inf)[:1]
     ratios = [(g, verdicts.ratio(g, sgd)) for g in [*best, chapter.find("sparse-sgd")] if g.curves]
     needs = [f"{g.label} needs {number(r[0], 2)} of its queries to loss {number(r[1])}" for g, r in ratios if r]
@@ -76,15 +88,15 @@ def remarks(chapter: Chapter) -> list[str]:
 
 
 def complete(group: Group) -> bool:
-    return bool(group.curves) and (group.diverged or group.reached(group.config.budget))
+    return bool(group.curves) and (group.broken or group.reached(group.config.budget))
 
 
 def state(group: Group) -> str:
     """How far it got, in words."""
     if not group.curves:
         return "not run yet"
-    if group.diverged:
-        return group.divergence()
+    if group.broken:
+        return group.breakdown()
     return f"to {group.reach:.3g} N" + ("" if complete(group) else f" of {group.config.budget:g} N")
 
 
@@ -103,7 +115,7 @@ def at(group: Group, count: float, key: str) -> float | None:
 
 def counts(chapter: Chapter, most: int = 4) -> list[float]:
     """The last few query counts that at least two of its runs reached."""
-    return [c for c in COUNTS if sum(not g.diverged and g.reached(c) for g in chapter.present) > 1][-most:]
+    return [c for c in COUNTS if sum(not g.broken and g.reached(c) for g in chapter.present) > 1][-most:]
 
 
 def curves_table(chapter: Chapter) -> str:

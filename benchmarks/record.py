@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import spidersilk
-from spidersilk.lab.run.runner import machine, revision, write_atomically
+from spidersilk.lab.run.folder import write_atomically
+from spidersilk.lab.run.machine import machine, revision
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "benchmarks"

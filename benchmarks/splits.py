@@ -16,9 +16,10 @@ from rich.console import Console
 
 from spidersilk.lab.run import batch, collect
 from spidersilk.lab.run.config import RunConfig
-from spidersilk.lab.run.curve import load_runs
+from spidersilk.lab.run.curve import load_run
+from spidersilk.lab.run.folder import FINISHED
 
-OPTIMIZERS = {"sparse-svrg": None, "sparse-svrg-selected": None, "sparse-spiderboost": 0.01}  # and their step sizes
+OPTIMIZERS = {"sparse-svrg": 0.1, "sparse-svrg-selected": 0.1, "sparse-spiderboost": 0.01}  # and their step sizes
 SPLITS = ((0.0, 0.1), (0.025, 0.075), (0.05, 0.05), (0.075, 0.025), (0.1, 0.0))
 
 
@@ -49,8 +50,8 @@ def main() -> None:
     every = [(model, optimizer, *split) for model in ("cnn", "fc") for optimizer in OPTIMIZERS for split in SPLITS]
     configs = [config(*one, seed) for seed in range(given.seeds) for one in every]
     summaries = batch.run_all(configs, given.out, jobs=given.jobs, resume=True, console=Console())
-    done = [c for c, s in zip(configs, summaries, strict=True) if s["status"] in ("finished", "diverged")]
-    curves = load_runs([given.out / c.name for c in done])
+    done = [c for c, s in zip(configs, summaries, strict=True) if s["status"] in FINISHED]
+    curves = [load_run(given.out / c.name) for c in done]
     print(collect.save(given.to, [collect.pack(c, command="python benchmarks/splits.py") for c in curves if c.rows]))
 
 

@@ -17,7 +17,7 @@ SOURCE = Path(silk.__file__).parent
 # From top to bottom. Files beside the folders come first, but for those that gather names for users, which come last.
 ORDER = ("checks", "find_modules", "kernels", "operator", "reference", "parallel", "distributed", "loop", "variance",
          "sparse", "theory", "__init__", "lab")  # fmt: skip
-LAB = ("data", "tasks", "run", "experiments", "report")  # then the command line
+LAB = ("messages", "yaml_text", "settings", "data", "tasks", "run", "experiments", "report")  # then the command line
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -82,7 +82,7 @@ def test_there_is_no_cycle() -> None:
 def test_no_file_is_long() -> None:
     long = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in FILES}
     assert not {name: lines for name, lines in long.items() if lines > 300}
-    assert sum(long.values()) < 14_000
+    assert sum(long.values()) < 15_500
 
 
 @pytest.mark.parametrize(("kind", "files", "functions"), [(silk.SparseSVRG, 12, 45), (silk.SparseAdamW, 11, 44)])

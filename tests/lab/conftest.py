@@ -8,10 +8,12 @@ import pytest
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """Runs the command in this process; its exit code, and what it printed."""
     cli = pytest.importorskip("spidersilk.lab.cli", reason="needs the extra [lab]")
-    monkeypatch.setenv("COLUMNS", "200")
+    output = pytest.importorskip("spidersilk.lab.commands.output", reason="needs the extra [lab]")
 
-    def run(*words: str) -> tuple[int, str]:
+    def run(*words: str, width: int = 200) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["spidersilk", *words])
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(output.console, "width", width)
         try:
             cli.main()
             code = 0

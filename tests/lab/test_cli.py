@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from spidersilk.lab import tasks
-from spidersilk.lab.cli import app
+from spidersilk.lab.commands import app
 from spidersilk.lab.run import methods
 
 
@@ -80,11 +80,11 @@ def test_inspect_command(tmp_path: Path, command) -> None:
         (["inspect", "logistic", "--budget", "0.1"], "at least four anchors"),
         (["run", "logistc"], "did you mean 'logistic'"),
         (["run", "logistic", "--optimizer", "sgdd"], "did you mean 'sgd'"),
-        (["run", "logistic", "--set", "lr=-1"], "lr = -1 must be at least 0"),
+        (["run", "logistic", "--set", "lr=-1"], "lr = -1 must be a number above 0"),
         (["run", "image", "--set", "data=mnst"], "did you mean 'mnist'"),
         (["reproduce", "figure9"], "did you mean 'figure"),
         (["reproduce", "figure1", "--scale", "papre"], "did you mean 'paper'"),
-        (["report", "/nowhere"], "no run folder"),
+        (["report", "/nowhere"], "/nowhere: there is no such folder"),
         (["run"], "give a task or a --config"),
     ],
 )
@@ -100,6 +100,6 @@ def test_missing_data_fails_the_run_with_one_message(tmp_path: Path, command, mo
     monkeypatch.setenv("SPIDERSILK_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code, told = command("run", "ranking", "--out", str(tmp_path))
-    assert code == 1
+    assert code == 2
     assert "movielens/ml-100k/u.data: not found" in told
     assert "Traceback" not in told

@@ -13,7 +13,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from lab_helpers import config
 
-from spidersilk.lab.commands.runs import collect_command
+from spidersilk.lab.commands import saved
 from spidersilk.lab.run import collect, runner
 from spidersilk.lab.run.curve import Curve, load_run
 
@@ -84,7 +84,7 @@ def test_milestones_survive_json() -> None:
 
 def test_runs_are_collected_by_the_command(tmp_path: Path) -> None:
     runner.run(config(), tmp_path / "one")
-    collect_command([tmp_path / "one"], tmp_path / "runs.json")
+    saved.collect([tmp_path / "one"], tmp_path / "runs.json")
     assert list(collect.load(tmp_path / "runs.json")) == ["sparse-svrg"]
-    with pytest.raises(ValueError, match="no run folder"):
-        collect_command([tmp_path / "none"], tmp_path / "runs.json")
+    with pytest.raises(ValueError, match="none: there is no such folder"):
+        saved.collect([tmp_path / "none"], tmp_path / "runs.json")

@@ -111,7 +111,7 @@ def part(*names: str) -> Part:
 def test_what_is_collected_is_not_run_again(tmp_path: Path) -> None:
     folder = tmp_path / "collected"
 
-    def go(runs: str, *names: str) -> list[Summary]:
+    def go(runs: str, *names: str) -> dict[str, Summary]:
         request = Request({"mine": [part(*names)]}, tmp_path / runs, "t", collect_to=folder, time_limit=1e6)
         return reproduce(request, QUIET)
 
@@ -119,4 +119,4 @@ def test_what_is_collected_is_not_run_again(tmp_path: Path) -> None:
     assert len(go("second", "sgd", "svrg")) == 1
     assert not (tmp_path / "second" / "sgd").exists()
     assert set(collect.load(path_of(folder, "mine"))) == {"sgd", "svrg"}
-    assert go("third", "sgd", "svrg") == []
+    assert go("third", "sgd", "svrg") == {}

@@ -72,7 +72,7 @@ def test_what_is_added_is_listed_compared_and_resumed(tmp_path: Path, extended: 
     assert code == 0, text
     assert (tmp_path / "report.html").is_file()
     again = batch.run_all(
-        [config("line", "rprop", name="line-rprop-seed0", budget=10.0, eval_every=0.25)],
+        [config("line", "rprop", name="line-rprop-seed0", budget=10.0, eval_every=0.25, k1=1, k2=1)],
         tmp_path, jobs=1, resume=True, console=QUIET,
     )  # fmt: skip
     assert [summary["status"] for summary in again] == ["finished"]

@@ -14,7 +14,7 @@ from lab_helpers import config
 
 import spidersilk as silk
 from spidersilk.lab import tasks
-from spidersilk.lab.commands.theory import TaskSource
+from spidersilk.lab.commands.inspection import TaskSource
 from spidersilk.lab.run import runner
 from spidersilk.lab.tasks.language import Language
 from spidersilk.loop.lengths import Fixed

@@ -13,9 +13,7 @@ import pytest
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from lab_helpers import QUIET, metrics
-from typer.testing import CliRunner
 
-from spidersilk.lab import cli
 from spidersilk.lab.experiments import grid
 from spidersilk.lab.experiments.grid import Trial
 from spidersilk.lab.experiments.tuning import Tuning, check_settings, tune
@@ -23,13 +21,13 @@ from spidersilk.lab.report import tuned as report
 from spidersilk.lab.run.config import RunConfig
 
 
-@pytest.mark.parametrize("task", grid.CENTRES)
+@pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic"])
 @pytest.mark.parametrize("allowed", [2, 11])
 def test_every_method_gets_the_same_number_of_different_trials(task: str, allowed: int) -> None:
     for method in grid.METHODS:
         tried: list[Trial] = []
         while new := grid.following(task, method, tried, allowed):
-            tried += [Trial(s, abs(math.log(s["lr"] / grid.CENTRES[task][method]) - 0.3)) for s in new]
+            tried += [Trial(s, abs(math.log(s["lr"] / grid.start(task, method)["lr"]) - 0.3)) for s in new]
         assert len(tried) == allowed, method
         assert len({json.dumps(t.settings, sort_keys=True) for t in tried}) == allowed, method
         for trial in tried:
@@ -208,17 +206,17 @@ def test_without_all_seeds_of_a_plain_method_nothing_costs_anything(tuned: tuple
     part.save("c")
     told = json.loads(part.path.read_text())
     assert told["target"] is None
-    for cells in told["methods"].values():
+    for method, cells in told["methods"].items():
         assert (cells["queries"], cells["queries_ratio"], cells["each"]) == (None, None, [None])
-        assert cells["lowest"] != [None]
+        assert (cells["lowest"] == [None]) == (method == "sparse-svrg")  # whose final run collapsed
     assert "no target yet" in report.title(told)
 
 
-def test_the_file_has_the_name_that_was_given(tmp_path: Path) -> None:
+def test_the_file_has_the_name_that_was_given(tmp_path: Path, command) -> None:
     asked = ["tune", "logistic", "--methods", "sgd", "--trials", "1", "--budget", "0.2", "--seeds", "1"]
     places = ["--out", str(tmp_path / "runs"), "--to", str(tmp_path), "--name", "mine"]
-    told = CliRunner().invoke(cli.app, [*asked, *places])
-    assert told.exit_code == 0, told.output
+    code, told = command(*asked, *places)
+    assert code == 0, told
     assert [path.name for path in tmp_path.glob("*.json")] == ["mine.json"]
 
 

@@ -30,8 +30,9 @@ def curve(name: str, losses: list[float], status: str = "finished", step: float 
         {"queries": i * step, "seconds": float(i), "train_loss": x, "test_accuracy": 0.5} for i, x in enumerate(losses)
     ]
     settings = collect.pack(Curve("", rows, status, "", {"name": name, "budget": config.budget}))
-    told = {"label": config.label, "optimizer": config.optimizer, "seed": seed, "name": name, "budget": config.budget}
-    return settings | {"config": told, "name": name if seed == 0 else f"{name}-seed{seed}"}
+    seeded = name if seed == 0 else f"{name}-seed{seed}"
+    told = {"label": config.label, "optimizer": config.optimizer, "seed": seed, "name": seeded, "budget": config.budget}
+    return settings | {"config": told, "name": seeded}
 
 
 def chapter(folder: Path, *runs: dict[str, Any]) -> Chapter:

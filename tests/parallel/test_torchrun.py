@@ -71,7 +71,7 @@ def test_the_example_learns_the_same_on_one_and_on_two(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", ["sparse-svrg", "momentum"])
 def test_the_lab_measures_the_same_on_one_and_on_two(optimizer: str, tmp_path: Path) -> None:
     words = [*LAB, "logistic", "-o", optimizer, "--name", "run", "-s", "budget=3", "-s", "eval_every=1"]
-    words += ["-s", "batch_size=25", "-s", "measures=true", "--out"]
+    words += ["-s", "batch_size=25", "-s", "lr=1", "-s", "measures=true", "--out"]
     subprocess.run([sys.executable, *words, str(tmp_path / "one")], env=ENVIRONMENT, capture_output=True, check=True)
     out = told_by(torchrun(*words, str(tmp_path / "two")))
     assert out.count("finished") == 1  # rank 0 alone speaks
@@ -85,9 +85,53 @@ def test_the_lab_says_what_it_cannot_do_on_several_ranks(tmp_path: Path) -> None
     assert "there is `spidersilk run` alone" in told
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.yaml").write_text("task: logistic\n")
+    (folder / "config.yaml").write_text("task: logistic\noptimizer: sparse-svrg\n")
     told = told_by(torchrun(*LAB, "logistic", "--name", "run", "--out", str(tmp_path)), code=1)
     assert "holds a run already" in " ".join(told.split())
+
+
+FAILS_ON_RANK_1 = """
+import os, sys
+from spidersilk.lab import cli
+from spidersilk.lab.tasks.logistic import Logistic
+
+build = Logistic.__init__
+
+def fail(self, *given):
+    if os.environ["RANK"] == "1":
+        raise ValueError("the disk of rank 1 is gone")
+    build(self, *given)
+
+Logistic.__init__ = fail
+cli.main()
+"""
+
+
+def test_a_run_that_one_rank_refuses_ends_on_all_and_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS_ON_RANK_1)
+    words = ["run", "logistic", "--name", "run", "--out", str(tmp_path / "runs")]
+    told = told_by(torchrun(str(tmp_path / "fails.py"), *words), code=1)
+    assert "rank 1 of 2: the disk of rank 1 is gone" in " ".join(told.split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_on_two_ranks_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+    """torchrun passes the signal on to its workers."""
+    words = [*LAB, "logistic", "--name", "run", "--out", str(tmp_path), "-s", "batch_size=25", "-s", "eval_every=5"]
+    words += ["-s", "budget=3000", "-s", "checkpoint_every=1000"]
+    process = torchrun(*words)
+    path = tmp_path / "run" / "metrics.jsonl"
+    end = time.time() + 60
+    while not path.is_file() or path.read_bytes().count(b"\n") < 3:
+        assert time.time() < end
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert out.count("goes on where it was") == 1, out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    assert (tmp_path / "run" / "checkpoint.pt").is_file()
+    assert not (tmp_path / "run" / "lock").exists()
 
 
 def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:

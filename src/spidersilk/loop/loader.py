@@ -83,7 +83,7 @@ class AnchorLoader:
         self.micro_batch_size = micro_batch_size
         check_positive_int("anchor_batch_size", self.anchor_batch_size, "None takes the whole data set")
         check_positive_int("batch_size", batch_size, "it is the size of the small batches")
-        for name, value in (("anchor_batch_size", self.anchor_batch_size), ("batch_size", batch_size)):
+        for name, value in (("batch_size", batch_size), ("anchor_batch_size", self.anchor_batch_size)):
             if value > self._size:
                 raise ValueError(f"{name} = {value} exceeds the data set's {self._size} samples: lower it")
         if micro_batch_size is not None:

@@ -15,6 +15,7 @@ from spidersilk.loop.step_size import theorem_1_step
 from spidersilk.operator.counts import Count, resolve_counts
 
 METHODS = ("recursive", "anchored", "selected")
+LARGEST = 1e30  # of a constant; the smallest is its inverse
 Run = tuple[int, int, int, float | None]  # k1, k2, b, and m if it is given
 Factors = tuple[float, float]  # of sigma2 / eps^2 in B, and of delta_f / (eta m eps^2) in T
 Step = Callable[[float], float]  # m -> eta L
@@ -65,10 +66,13 @@ class Problem:
         }
         for name, remedy in remedies.items():
             value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} = {value} must be a positive number: {remedy}")
-        check_positive_int("n", self.n, "it is the number of samples")
-        check_positive_int("d", self.d, "it is the number of parameters")
+            if not 1 / LARGEST <= value <= LARGEST:  # so that no square or quotient leaves the range of floats
+                raise ValueError(f"{name} = {value} must be a positive number from 1e-30 to 1e30: {remedy}")
+        for name, meaning in (("n", "it is the number of samples"), ("d", "it is the number of parameters")):
+            value = getattr(self, name)
+            check_positive_int(name, value, meaning)
+            if value > LARGEST:
+                raise ValueError(f"{name} must be at most 1e30 (this has {len(str(value))} digits): {meaning}")
 
     def anchor_batch(self, factor: float) -> int:
         """B = ceil(factor sigma2 / eps^2, but at most n)."""
@@ -111,8 +115,7 @@ def plan(
     problem = Problem(eps, smoothness, sigma2, delta_f, n, d)
     check_choice("method", method, METHODS)
     check_positive_int("batch_size", batch_size, "it is the size of the small batches")
-    if outside is not None and not 0 <= outside <= 1:
-        raise ValueError(f"outside = {outside} must lie in [0, 1]: it is a share of energy")
+    check_outside(outside)
     if inner_steps is not None and not 0 < inner_steps < math.inf:
         raise ValueError(f"inner_steps = {inner_steps} must be positive: None takes the paper's B d / (b k)")
     top, random = resolve_counts(k1, k2, d)
@@ -123,6 +126,11 @@ def plan(
         return statement(problem, top, random, batch_size, inner_steps)
     share = 1.0 if outside is None else outside
     return (anchored if method == "anchored" else selected)(problem, top, random, batch_size, inner_steps, share)
+
+
+def check_outside(outside: float | None) -> None:
+    if outside is not None and not 0 <= outside <= 1:
+        raise ValueError(f"outside = {outside} must lie in [0, 1]: it is a share of energy")
 
 
 def theorem_1(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None) -> Plan:

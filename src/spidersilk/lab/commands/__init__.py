@@ -1,31 +1,227 @@
-"""The commands of `spidersilk`, by what they do; this file has what they share."""
+"""What can be typed after `spidersilk`: the arguments of each command. The other files here do what is asked.
+
+They are imported by the command that needs them, so that `spidersilk --help` does not wait for torch.
+"""
 
 from __future__ import annotations
 
-import typer
-from rich.console import Console
-from rich.table import Table
+from pathlib import Path
+from typing import Annotated
 
-from spidersilk.lab.run.folder import Summary
+import typer
+
+from spidersilk import __version__
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Variance reduction with sparse gradients: run the paper's experiments, compare optimizers, read the report.",
 )
-console = Console()
+
+TaskName = Annotated[str, typer.Argument(help="a task of `spidersilk list`")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=1024, help="runs side by side, each in its own process")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue interrupted runs")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="begin anew where a run is already")]
+Folder = Annotated[Path, typer.Option("--out", help="folder of the runs")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="folder of the data sets, before SPIDERSILK_DATA")]
+Settings = Annotated[list[str] | None, typer.Option("--set", "-s", help="key=value, as often as needed")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="how many seeds, from 0 (or the config's) on")]
+TimeLimit = Annotated[float | None, typer.Option("--time-limit", help="seconds after which runs are saved and ended")]
+Paths = Annotated[list[Path], typer.Argument(help="folders of runs, or folders that hold some")]
 
 
-def finish(summaries: list[Summary]) -> None:
-    """Exit with 1 if a run could not be done. A run that diverged was done."""
-    if any(summary["status"] == "failed" for summary in summaries):
-        raise typer.Exit(1)
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"spidersilk {__version__}")
+        raise typer.Exit
 
 
-def rich_table(title: str, head: list[str], rows: list[list[str]]) -> Table:
-    table = Table(*head, title=title or None)
-    for row in rows:
-        table.add_row(*row)
-    return table
+@app.callback()
+def spidersilk(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+) -> None:
+    pass
+
+
+@app.command("list", epilog="Example: spidersilk list image")
+def list_command(
+    task: Annotated[str | None, typer.Argument(help="one task, with what each of its options may be")] = None,
+) -> None:
+    """The tasks and the optimizers; with a task, what can be --set."""
+    from spidersilk.lab.commands import listing
+
+    listing.all_names() if task is None else listing.one_task(task)
+
+
+@app.command("run", epilog="Example: spidersilk run image --optimizer sparse-sgd --set data=digits --set budget=5")
+def run_command(
+    task: Annotated[str | None, typer.Argument(help="a task of `spidersilk list`")] = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer", "-o", help="one of `spidersilk list`")] = None,
+    settings: Settings = None,
+    config: Annotated[Path | None, typer.Option("--config", help="a YAML file in place of task and optimizer")] = None,
+    name: Annotated[str | None, typer.Option(help="folder name of the run")] = None,
+    seeds: Seeds = 1,
+    jobs: Jobs = 1,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="autocast to bfloat16")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="compile the model")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write TensorBoard's files too")] = False,
+    out: Folder = Path("runs"),
+    data_dir: DataDir = None,
+) -> None:
+    """One run (or one for each seed), to the budget, into a folder with config, metrics, summary and report."""
+    from spidersilk.lab.commands import runs
+
+    flags = {"bf16": bf16, "compile": compiled, "tensorboard": tensorboard}
+    made = runs.config_of(task, optimizer, config, settings or [], name, flags, data_dir)
+    runs.run([made], runs.How(out, seeds, jobs, resume, overwrite))
+
+
+@app.command("compare", epilog="Example: spidersilk compare logistic --optimizers svrg,sparse-svrg --budget 20")
+def compare_command(
+    task: TaskName,
+    chosen: Annotated[str, typer.Option("--optimizers", help="names, separated by commas")],
+    budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for each")] = 2.0,
+    settings: Settings = None,
+    seeds: Seeds = 1,
+    jobs: Jobs = 1,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    out: Folder = Path("runs/compare"),
+    data_dir: DataDir = None,
+) -> None:
+    """Several optimizers on one task at equal queries, and their report. Runs that are there already are taken over."""
+    from spidersilk.lab.commands import runs
+
+    configs = runs.rivals(task, chosen, budget, settings or [], data_dir)
+    how = runs.How(out, seeds, jobs, resume or not overwrite, overwrite)
+    runs.run(configs, how, title=f"{task}: {chosen}")
+
+
+@app.command("tune", epilog="Example: spidersilk tune logistic --set data=w8a --budget 10 --jobs 2")
+def tune_command(
+    task: TaskName,
+    settings: Settings = None,
+    methods: Annotated[str | None, typer.Option("--methods", help="names, separated by commas; all without it")] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, max=1000, help="how many for each method")] = 8,
+    budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for a trial")] = 1.0,
+    final_budget: Annotated[float | None, typer.Option(help="for the best of each (four times a trial's)")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="how many, for the best of each")] = 3,
+    jobs: Jobs = 1,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
+    out: Folder = Path("runs/tune"),
+    to: Annotated[Path, typer.Option("--to", help="folder of the JSON file")] = Path("results/tune"),
+    name: Annotated[str | None, typer.Option("--name", help="of the JSON file, in place of tune_TASK_OPTIONS")] = None,
+    resume: Resume = False,
+    time_limit: TimeLimit = None,
+    data_dir: DataDir = None,
+) -> None:
+    """The same number of trials for every method, then the best of each over seeds: queries and seconds to a target."""
+    from spidersilk.lab.commands import tune
+
+    base = tune.base_of(task, settings or [], device, data_dir)
+    path = tune.path_of(base, to, name)
+    made = tune.tuning_of(base, methods, trials, budget, final_budget, seeds, path)
+    tune.tune(made, out, jobs=jobs, resume=resume, time_limit=time_limit)
+
+
+@app.command("reproduce", epilog="Example: spidersilk reproduce figure1 --scale smoke")
+def reproduce_command(
+    what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all; more with commas")],
+    scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
+    jobs: Jobs = 1,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    only: Annotated[str, typer.Option(help="runs by name, with * and commas; what is named first runs first")] = "",
+    budget: Annotated[float | None, typer.Option("--budget", help="stop each run at this many queries over N")] = None,
+    seeds: Seeds = 1,
+    settings: Settings = None,
+    time_limit: TimeLimit = None,
+    collect: Annotated[Path | None, typer.Option(help="folder of paper_*.json; runs that it has are skipped")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
+    data_dir: DataDir = None,
+    plan_only: Annotated[bool, typer.Option("--list", help="print what would be run, and run nothing")] = False,
+) -> None:
+    """Experiments of the paper, and a report with its claims beside what was measured."""
+    from spidersilk.lab.commands import reproduce as command
+
+    if resume and overwrite:
+        raise ValueError("--resume goes on (as without it) and --overwrite begins anew: give one of them")
+    chosen = command.chosen(what, scale, only, budget, seeds, settings or [], data_dir)
+    if plan_only:
+        command.list_runs(chosen, collect)
+        return
+    folder, title = out or Path("runs") / f"{what.replace(',', '-')}-{scale}", f"Reproduction: {what}, {scale} scale"
+    request = command.Request(chosen, folder, title, jobs, overwrite, only, time_limit, collect, scale == "smoke")
+    command.run(request, checked=bool(settings))
+
+
+@app.command("demo", epilog="Example: spidersilk demo")
+def demo_command(out: Folder = Path("runs/demo"), jobs: Jobs = 1) -> None:
+    """Five optimizers on embedded data at equal queries: tables here, and an HTML report."""
+    from spidersilk.lab.commands import reproduce as command
+
+    command.run(command.demo_request(out, jobs))
+
+
+@app.command("report", epilog="Example: spidersilk report runs/compare")
+def report_command(
+    runs: Paths,
+    to: Annotated[Path, typer.Option("--to", help="the page to write")] = Path("runs/report.html"),
+    title: Annotated[str, typer.Option(help="its title")] = "Runs",
+) -> None:
+    """One HTML page for any set of runs."""
+    from spidersilk.lab.commands import saved
+
+    saved.report(runs, to, title)
+
+
+@app.command("collect", epilog="Example: spidersilk collect runs/compare --to results/runs_mine.json")
+def collect_command(
+    runs: Paths, to: Annotated[Path, typer.Option("--to", help="the JSON file to write, or to add to")]
+) -> None:
+    """Pack runs into one small JSON file: settings, versions, machine, and curves of at most about 60 points."""
+    from spidersilk.lab.commands import saved
+
+    saved.collect(runs, to)
+
+
+PLAN_EXAMPLE = "Example: spidersilk plan --eps 0.1 -L 10 --sigma2 5 --delta-f 2.3 --samples 60000 -d 62006"
+
+
+@app.command("plan", epilog=PLAN_EXAMPLE)
+def plan_command(
+    eps: Annotated[float, typer.Option("--eps", help="gradient norm to reach")],
+    smoothness: Annotated[float, typer.Option("--smoothness", "-L", help="L of each sample's loss")],
+    sigma2: Annotated[float, typer.Option("--sigma2", help="bound on the mean of |grad f_i|^2")],
+    delta_f: Annotated[float, typer.Option("--delta-f", help="f(x_0) - f*")],
+    samples: Annotated[int, typer.Option("--samples", "-n", help="n")],
+    dimension: Annotated[int, typer.Option("--dimension", "-d", help="d, the number of parameters")],
+    k1: Annotated[float, typer.Option("--k1", help="top coordinates: a fraction up to 1, or a count above it")] = 0.05,
+    k2: Annotated[float, typer.Option("--k2", help="random coordinates, likewise")] = 0.05,
+    batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="b")] = 1,
+    outside: Annotated[float | None, typer.Option(help="share of energy that the top k1 miss (see inspect)")] = None,
+) -> None:
+    """The theorems as a table: step size, batches and loops that reach E|grad f| <= eps, and their price."""
+    from spidersilk.lab.commands import theory
+
+    values = {"eps": eps, "smoothness": smoothness, "sigma2": sigma2, "delta_f": delta_f, "n": samples, "d": dimension}
+    theory.plan(values, k1, k2, batch_size, outside)
+
+
+@app.command("inspect", epilog="Example: spidersilk inspect examples/inspect_me.py   or: spidersilk inspect logistic")
+def inspect_command(
+    target: Annotated[str, typer.Argument(help="a task, or a Python file with model, loss(model, batch) and data")],
+    lr: Annotated[float | None, typer.Option("--lr", help="what suits SGD (0.1, or the task's)")] = None,
+    adam_lr: Annotated[float | None, typer.Option(help="what suits AdamW (0.001, or the task's); 0: none")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="queries over N for each trial")] = None,
+    settings: Settings = None,
+    data_dir: DataDir = None,
+    save: Annotated[Path | None, typer.Option("--save", help="write the measurements to this JSON file")] = None,
+) -> None:
+    """Would it pay? Entropy, captured energy, variance, seconds a step, short trials, and a yes or no."""
+    from spidersilk.lab.commands import inspection
+
+    inspection.inspect(target, lr, adam_lr, budget, settings or [], data_dir, save)

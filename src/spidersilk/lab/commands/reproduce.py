@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
 
-from spidersilk.lab.commands import app, console, finish, options, rich_table
+from spidersilk.lab.commands.arguments import check_data_dir, check_folder, check_time_limit
+from spidersilk.lab.commands.output import console, finish, show_table
 from spidersilk.lab.experiments.paper import Experiments, demo, experiments
 from spidersilk.lab.experiments.plan import PlannedRun, all_runs, choose, load_collected, make_plan, path_of
 from spidersilk.lab.report import html
 from spidersilk.lab.report.evidence import make_chapter
 from spidersilk.lab.run import batch, collect
-from spidersilk.lab.run.config import RunConfig
+from spidersilk.lab.run.check import check_runs
+from spidersilk.lab.run.config import SETTINGS, RunConfig
 from spidersilk.lab.run.curve import Curve, load_run
 from spidersilk.lab.run.folder import Summary
 from spidersilk.lab.run.machine import command
-from spidersilk.lab.tasks import nearest
+from spidersilk.lab.settings import nearest
 
 
 @dataclass(frozen=True)
 class Request:
-    """The runs, and how to make them. `fresh` removes earlier runs, `stand_in` lets embedded data replace missing data.
+    """The runs, and how to make them. Runs that are in the folder already are taken over or continued; `overwrite`
+    begins them anew. `stand_in` lets embedded data replace missing data.
 
     With `collect_to`, runs that are finished in its files are taken from there, and each run that ends is added.
     """
@@ -35,8 +37,7 @@ class Request:
     folder: Path
     title: str
     jobs: int = 1
-    resume: bool = False
-    fresh: bool = False
+    overwrite: bool = False
     only: str = ""
     time_limit: float | None = None
     collect_to: Path | None = None
@@ -52,26 +53,12 @@ class Outcome:
     waiting: list[str]
 
 
-def reproduce(request: Request, console: Console) -> list[Summary]:
-    """Run what is not collected yet, in one batch, and report on everything; returns the summaries."""
-    _check_folder(request)
+def reproduce(request: Request, console: Console) -> dict[str, Summary]:
+    """Run what is not collected yet, in one batch, and report on everything; returns the summaries by name."""
     plan = make_plan(request.experiments, request.only, request.collect_to, request.stand_in)
     summaries = _execute(plan, request, console)
     _render(_collect(plan, summaries, request), request, console)
-    return list(summaries.values())
-
-
-def _check_folder(request: Request) -> None:
-    """Refuse a folder with these runs in it, unless they are to be continued or removed."""
-    names = [config.name for *_, config in all_runs(request.experiments)]
-    taken = [name for name in names if (request.folder / name / "config.yaml").exists()]
-    if taken and not (request.fresh or request.resume):
-        hint = "give --resume to go on with them, or another --out"
-        raise ValueError(f"{request.folder} holds runs already ({taken[0]} ...): {hint}")
-    if request.fresh:
-        files = ("config.yaml", "metrics.jsonl", "summary.json", "checkpoint.pt")
-        for path in (request.folder / name / file for name in taken for file in files):
-            path.unlink(missing_ok=True)
+    return summaries
 
 
 def _execute(plan: list[PlannedRun], request: Request, console: Console) -> dict[str, Summary]:
@@ -88,8 +75,8 @@ def _execute(plan: list[PlannedRun], request: Request, console: Console) -> dict
 
     todo = [planned.run for planned in plan if planned.run is not None]
     summaries = batch.run_all(
-        todo, request.folder, jobs=request.jobs, resume=request.resume, console=console, time_limit=request.time_limit,
-        ended=ended,
+        todo, request.folder, jobs=request.jobs, resume=not request.overwrite, overwrite=request.overwrite,
+        console=console, time_limit=request.time_limit, ended=ended,
     )  # fmt: skip
     return {config.name: summary for config, summary in zip(todo, summaries, strict=True)}
 
@@ -119,7 +106,7 @@ def _render(outcome: Outcome, request: Request, console: Console) -> None:
         sections += [html.section_of(chapter) for chapter in chapters if chapter.present]
     for section in sections:
         for title, head, rows in section.all_tables():
-            console.print(rich_table(f"{section.title}\n{title}", head, rows))
+            show_table(f"{section.title}\n{title}", head, rows, console)
         for verdict in section.verdicts:
             console.print(f"paper: {verdict.claim}\n  here: {verdict.why}\n  [bold]{verdict.word}[/bold]")
     left_out = [f"{'; '.join(runs)}: {reason}" for reason, runs in outcome.left_out.items()]
@@ -129,52 +116,52 @@ def _render(outcome: Outcome, request: Request, console: Console) -> None:
         console.print(f"{len(outcome.waiting)} runs wait for more time: {', '.join(outcome.waiting)}")
     if sections and request.time_limit is None:
         path = html.write(sections, request.folder / "report.html", request.title, command(), left_out)
-        console.print(f"report: {path}")
+        console.print(f"report: {path}", soft_wrap=True)
 
 
-@app.command("demo", epilog="Example: spidersilk demo")
-def demo_command(out: options.Folder = Path("runs/demo"), jobs: options.Jobs = 1) -> None:
-    """Five optimizers on embedded data at equal queries: tables here, and an HTML report."""
+def run(request: Request, checked: bool = False) -> None:
+    """Do what was asked for; `checked` builds each run once before anything is written."""
+    check_folder("--out", request.folder)
+    check_time_limit(request.time_limit)
+    if request.collect_to is not None:
+        check_folder("--collect", request.collect_to)
+    if checked:
+        plan = make_plan(request.experiments, request.only, request.collect_to, request.stand_in)
+        check_runs([planned.run for planned in plan if planned.run is not None])
+    summaries = reproduce(request, console)
+    finish(summaries.items(), ("finished", "diverged", "collapsed"))  # these are results, and the report has them
+
+
+def demo_request(out: Path, jobs: int) -> Request:
     torch.set_num_threads(1)
-    finish(reproduce(Request({"demo": demo()}, out, "spidersilk demo", jobs, fresh=True), console))
+    return Request({"demo": demo()}, out, "spidersilk demo", jobs, overwrite=True)
 
 
-@app.command("reproduce", epilog="Example: spidersilk reproduce figure1 --scale smoke")
-def reproduce_command(
-    what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all; more with commas")],
-    scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
-    jobs: options.Jobs = 1,
-    resume: options.Resume = False,
-    only: Annotated[str, typer.Option(help="runs by name, with * and commas; what is named first runs first")] = "",
-    budget: Annotated[float | None, typer.Option("--budget", help="stop each run at this many queries over N")] = None,
-    seeds: options.Seeds = 1,
-    settings: options.Settings = None,
-    time_limit: options.TimeLimit = None,
-    collect: Annotated[Path | None, typer.Option(help="folder of paper_*.json; runs that it has are skipped")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
-    data_dir: options.DataDir = None,
-    plan_only: Annotated[bool, typer.Option("--list", help="print what would be run, and run nothing")] = False,
-) -> None:
-    """Experiments of the paper, and a report with its claims beside what was measured."""
+def chosen(
+    what: str,
+    scale: str,
+    only: str,
+    budget: float | None,
+    seeds: int,
+    settings: Sequence[str],
+    data_dir: Path | None,
+) -> Experiments:
+    """The experiments that were asked for."""
     if scale not in ("smoke", "paper"):
         raise ValueError(f"--scale {scale!r} is not known{nearest(scale, ('smoke', 'paper'))}")
+    if budget is not None:
+        SETTINGS["budget"].check("--budget", budget)
     if data_dir is not None:
-        os.environ["SPIDERSILK_DATA"] = str(data_dir)
-    chosen = choose(experiments(scale), what, only, budget, seeds, settings or [])
-    if plan_only:
-        _list(chosen, collect)
-        return
-    folder, title = out or Path("runs") / f"{what.replace(',', '-')}-{scale}", f"Reproduction: {what}, {scale} scale"
-    smoke = scale == "smoke"
-    finish(reproduce(Request(chosen, folder, title, jobs, resume, False, only, time_limit, collect, smoke), console))
+        os.environ["SPIDERSILK_DATA"] = str(check_data_dir(data_dir))
+    return choose(experiments(scale), what, only, budget, seeds, settings)
 
 
-def _list(chosen: Experiments, collect_to: Path | None) -> None:
+def list_runs(chosen: Experiments, collect_to: Path | None) -> None:
     """Print what would be run, and what is collected already."""
     files, rows = load_collected(chosen, collect_to), []
     for name, _, config in all_runs(chosen):
         run = files[name].get(config.name)
         state = "" if run is None else f"{run['status']} at {run['curve']['queries'][-1]:.2f} N"
         state += ", to be run" if run is not None and not collect.is_done(config, files[name]) else ""
-        rows.append([name, config.name, f"{config.budget:g}", str(config.seed), state])
-    console.print(rich_table("", ["experiment", "run", "budget", "seed", "collected so far"], rows))
+        rows.append([config.name, name, f"{config.budget:g}", str(config.seed), state])
+    show_table("", ["run", "experiment", "budget, N", "seed", "collected so far"], rows)

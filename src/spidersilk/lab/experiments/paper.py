@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spidersilk.lab.run.config import RunConfig
+from spidersilk.lab.tasks import find
 
 METHODS = ("sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd")
 LABELS = {
@@ -90,6 +91,11 @@ def on_embedded_data(config: RunConfig) -> RunConfig | None:
     return replace(config, options=options, name=name, label=label, anchor_batch_size=500, batch_size=50)
 
 
+def printed_steps(task: str) -> Values:
+    """The paper's step size for a task, for every method; `RunConfig` has one for each."""
+    return {name: value for name, value in find(task).settings.items() if name in ("lr", "inner_lr_end")}
+
+
 def _runs(
     key: str, task: str, smoke: bool, common: Values, special: dict[str, Values] | None = None
 ) -> list[RunConfig]:
@@ -99,7 +105,7 @@ def _runs(
     """
     runs = []
     for name in METHODS if smoke else (*METHODS, *ADAPTIVE, "sparse-svrg-refresh", "sparse-svrg-selected"):
-        settings: Values = common | (special or {}).get(name, {})
+        settings: Values = printed_steps(task) | common | (special or {}).get(name, {})
         settings |= {"inner_steps": "auto"} if name in ADAPTIVE else {}
         runs.append(RunConfig(task, ADAPTIVE.get(name, name), name=f"{key}-{name}", label=LABELS[name], **settings))
     return runs
@@ -115,8 +121,8 @@ def table1(smoke: bool) -> list[Part]:
             size = TINY if big else {"train_samples": 5000, "eval_samples": 1000}
             settings = {"budget": 0.5, "eval_every": 0.5, **TINY_BATCHES} if big else {"budget": 2.0, "eval_every": 0.5}
         settings |= {"name": f"table1-{model}-{data}", "label": f"{model}, {data}"}
-        options = {"model": model, "data": data} | size
-        configs.append(RunConfig("image", "spiderboost", options=options, track_memory=True, **settings))
+        settings |= printed_steps("image") | {"options": {"model": model, "data": data} | size}
+        configs.append(RunConfig("image", "spiderboost", track_memory=True, **settings))
     note = "Entropy of M = average of |v| over dense SpiderBoost, at the first anchor and at the end of the budget."
     return [Part("table1", "Table 1: entropy of memory vectors", configs, ENTROPIES, note)]
 
@@ -176,7 +182,7 @@ def sparsity(smoke: bool) -> list[Part]:
     size: Values = {"train_samples": 5000, "eval_samples": 1000} if smoke else {}
     parts = []
     for model in ("cnn", "fc"):
-        common: Values = {"options": {"model": model, "data": "mnist"} | size, "budget": 2.0}
+        common: Values = printed_steps("image") | {"options": {"model": model, "data": "mnist"} | size, "budget": 2.0}
         configs = []
         for method, title in (("sparse-spiderboost", "Algorithm 1"), ("sparse-svrg", "SparseSVRG")):
             for share in densities:

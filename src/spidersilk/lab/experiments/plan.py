@@ -10,7 +10,8 @@ from pathlib import Path
 from spidersilk.lab.experiments.paper import Experiments, Part, on_embedded_data
 from spidersilk.lab.run import collect
 from spidersilk.lab.run.config import RunConfig, apply_settings
-from spidersilk.lab.tasks import find, nearest
+from spidersilk.lab.settings import nearest
+from spidersilk.lab.tasks import find
 
 
 def all_runs(experiments: Experiments) -> list[tuple[str, Part, RunConfig]]:

@@ -22,7 +22,6 @@ from spidersilk.lab.run.curve import Curve, load_run, metric_of
 from spidersilk.lab.run.folder import FINISHED, Summary, write_atomically
 from spidersilk.lab.run.machine import machine, revision, versions
 from spidersilk.lab.run.team import team
-from spidersilk.lab.tasks import find
 
 EVALUATIONS = 80  # of a final run; all are kept, so costs to a target are exact to 1/80 of the budget
 _LOCAL = ("optimizer", "name", "label", "device", "data_dir", "eval_every", "checkpoint_every", "tensorboard")
@@ -57,7 +56,7 @@ class Tuning:
         """Read the trials and final runs of the file; raise ValueError if its conditions differ."""
         if not self.path.is_file():
             return
-        saved = json.loads(self.path.read_text())
+        saved = read(self.path)
         if saved["conditions"] != self.conditions():
             differ = f"trials under other conditions, {saved['conditions']} and not {self.conditions()}"
             raise ValueError(f"{self.path} has {differ}: move it away, or give another --to")
@@ -147,8 +146,6 @@ class Tuning:
 
     def _config(self, method: str, settings: Settings, budget: float, seed: int, evaluations: int = 1) -> RunConfig:
         run = {"optimizer": method, **of_run(settings, self.final_budget)}
-        if find(self.base.task).settings.get("inner_lr_end") is not None:
-            run["inner_lr_end"] = settings["lr"]  # a constant step size inside a loop
         words = "-".join(f"{k}{v:.6g}" if isinstance(v, float) else f"{k}{v}" for k, v in sorted(settings.items()))
         run |= {"name": re.sub(r"[^\w.+-]", "", f"{method}-{words}-to{budget:g}-seed{seed}"), "seed": seed}
         run |= {"label": f"{method}, lr {settings['lr']:.3g}", "checkpoint_every": 1e9}
@@ -242,6 +239,26 @@ def _add_trials(tuning: Tuning, trials: list[tuple[str, Settings, RunConfig]], s
         trial = Trial(settings, _number(_rounded(loss)), summary["status"])  # rounded as in the file
         tuning.tried.setdefault(method, []).append(trial)
     return True
+
+
+def read(path: Path) -> Record:
+    """The record in a file that `Tuning.save` wrote; ValueError if it is not as it was written."""
+    with collect.reading(path, "a tuning"):
+        saved = json.loads(path.read_bytes())
+        for name, kind in {"conditions": dict, "final_budget": (int, float), "seeds": list, "methods": dict}.items():
+            if not isinstance(saved[name], kind):
+                raise TypeError(f"{name} = {saved[name]!r}")
+        for method, record in saved["methods"].items():
+            losses = [_number(trial["loss"]) for trial in record["trials"]]
+            if not all(
+                isinstance(t["settings"]["lr"], float) and isinstance(t["status"], str) for t in record["trials"]
+            ):
+                raise TypeError(f"the trials of {method} have no step size or status")
+            if _number(record["loss"]) != min(losses, default=math.inf):
+                raise ValueError(f"the lowest loss of {method} is not that of its trials")
+        for run in saved["runs"]:
+            collect.check(run)
+        return saved
 
 
 def check_settings(base: RunConfig) -> None:

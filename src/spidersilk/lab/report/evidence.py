@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from spidersilk.lab.experiments.paper import LABELS, Part
 from spidersilk.lab.experiments.plan import name_without_seed
 from spidersilk.lab.run.config import RunConfig
-from spidersilk.lab.run.curve import Curve, median_cost
+from spidersilk.lab.run.curve import BROKEN, Curve, median_cost
 
 LOSS = "train_loss"
 SLACK = 0.02  # a step can overshoot a count of queries: a curve is read within this share of the count
@@ -32,9 +32,9 @@ class Group:
         return self.config.title()
 
     @property
-    def diverged(self) -> bool:
-        """Whether at least one seed diverged."""
-        return any(c.status == "diverged" for c in self.curves)
+    def broken(self) -> bool:
+        """Whether at least one seed diverged or collapsed."""
+        return any(c.status in BROKEN for c in self.curves)
 
     @property
     def reach(self) -> float:
@@ -44,11 +44,16 @@ class Group:
     def reached(self, count: float) -> bool:
         return self.reach >= count * (1 - SLACK)
 
-    def divergence(self) -> str:
-        """Where it diverged, in words."""
-        ends = [c.rows[-1]["queries"] for c in self.curves if c.status == "diverged"]
-        only_seed_0 = [c.config.get("seed", 0) for c in self.curves] == [0]
-        return f"diverged at {min(ends):.2g} N" + ("" if only_seed_0 else f" ({len(ends)} of {len(self.curves)} seeds)")
+    def breakdown(self) -> str:
+        """Where it diverged, or by when it had collapsed, in words."""
+        only_seed_0, words = [c.config.get("seed", 0) for c in self.curves] == [0], []
+        for status in BROKEN:
+            ends = [c.rows[-1]["queries"] for c in self.curves if c.status == status]
+            if ends:
+                where = f"at {min(ends):.2g} N" if status == "diverged" else f"by {max(ends):.3g} N"
+                seeds = "" if only_seed_0 else f" ({len(ends)} of {len(self.curves)} seeds)"
+                words.append(f"{status} {where}{seeds}")
+        return ", ".join(words)
 
     def end(self, key: str) -> float | None:
         return self.median(lambda c: c.last(key))

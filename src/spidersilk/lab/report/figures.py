@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUERIES = {"queries": "gradient queries / N"}
+_ENDS = {"diverged": "x", "collapsed": "v"}  # markers
 _INK = "#010203"  # replaced by the page's text colour, so that a figure follows dark mode
 _INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 _COLOURS = ["#3b7dd8", "#e07b39", "#3aa35c", "#c94f7c", "#8c6bd1", "#8a8d3a", "#2aa7b0", "#a5663f", "#7f8790",
@@ -51,7 +52,7 @@ def panels(
 
 
 def _draw(axes: Axes, curves: list[Curve], labels: list[str] | None, x: str, y: str, log: bool) -> None:
-    """A line for each run that has the metrics; a cross ends a run that diverged."""
+    """A line for each run that has the metrics; a cross ends a run that diverged, a triangle one that collapsed."""
     drawn: set[str] = set()
     for place, curve in enumerate(curves):
         points = [(a, b) for a, b in zip(*curve.series(x, y), strict=True) if b > 0 or not log]
@@ -61,8 +62,8 @@ def _draw(axes: Axes, curves: list[Curve], labels: list[str] | None, x: str, y: 
         colour, style = _COLOURS[number % len(_COLOURS)], "-" if number < len(_COLOURS) else "--"
         label = None if labels is not None and curve.label in drawn else curve.label
         axes.plot(*zip(*points, strict=True), style, color=colour, label=label, linewidth=width)
-        if curve.status == "diverged":
-            axes.plot(*points[-1], "x", color=colour, markersize=9)
+        if curve.status in _ENDS:
+            axes.plot(*points[-1], _ENDS[curve.status], color=colour, markersize=9)
         drawn.add(curve.label)
 
 

@@ -69,12 +69,12 @@ def second_text(value: float, key: str) -> str:
 
 def _settings(best: Settings | None) -> str:
     if best is None:
-        return "all diverged"
+        return "all diverged or collapsed"
     return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in best.items())
 
 
 def _at_the_end(curves: list[Curve], metric: str) -> str:
-    """Medians over the seeds that did not diverge, of the last value and of the best."""
+    """Medians over the seeds that neither diverged nor collapsed, of the last value and of the best."""
     values = [c.series("queries", metric)[1] for c in curves if c.status == "finished"]
     best = min if metric == "valid_loss" else max
     pairs = [(v[-1], best(v)) for v in values if v]

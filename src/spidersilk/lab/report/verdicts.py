@@ -69,8 +69,8 @@ def ratio(ours: Group, theirs: Group) -> tuple[float, float] | None:
 
 def _compare(ours: Group, theirs: Group) -> tuple[float, str]:
     """The ratio of queries and a sentence: infinite if ours failed, NaN if theirs never got below its first loss."""
-    if not ours.curves or ours.diverged:
-        return math.inf, f"{ours.label} {ours.divergence() if ours.curves else 'was not run'}"
+    if not ours.curves or ours.broken:
+        return math.inf, f"{ours.label} {ours.breakdown() if ours.curves else 'was not run'}"
     low = theirs.lowest(LOSS)
     if low is not None and theirs.cost(low, LOSS) == 0:
         return math.nan, f"{theirs.label} never got below its first loss"
@@ -121,7 +121,7 @@ def _sweep(chapter: Chapter, claim: Claim) -> Verdict:
 
     def gets_below(group: Group) -> bool:
         lowest = group.lowest(LOSS)
-        return not group.diverged and lowest is not None and lowest <= low
+        return not group.broken and lowest is not None and lowest <= low
 
     def densities(groups: Iterable[Group]) -> str:
         return ", ".join(f"{density(g.config):g}" for g in groups) or "none of those tried"
@@ -130,7 +130,7 @@ def _sweep(chapter: Chapter, claim: Claim) -> Verdict:
     bad = [g for g in printed if g.curves and not gets_below(g)]
     anchored = [g for g in chapter.groups if g.config.optimizer == "sparse-svrg" and gets_below(g)]
     why = f"Algorithm 1 gets below dense SpiderBoost's lowest loss ({number(low)}) at k/d = {densities(fine)}"
-    why += f"; at {densities(bad)} it does not or diverges" if bad else ""
+    why += f"; at {densities(bad)} it does not, diverges or collapses" if bad else ""
     why += f". SparseSVRG does at k/d = {densities(anchored)}"
     word = "reproduced" if not bad else "reproduced for some densities" if fine else "not reproduced"
     return Verdict(claim.text, word, why, runs)

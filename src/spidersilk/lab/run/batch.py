@@ -24,7 +24,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from spidersilk.lab.data.files import DataError
 from spidersilk.lab.run import runner
 from spidersilk.lab.run.config import RunConfig
-from spidersilk.lab.run.folder import RunError, Summary
+from spidersilk.lab.run.errors import Interrupted, RunError
+from spidersilk.lab.run.folder import Summary
 from spidersilk.lab.run.runner import Report
 
 GRACE = 30.0  # seconds in which a run must end when its time is over
@@ -35,13 +36,15 @@ class Job:
     config: RunConfig
     folder: Path
     resume: bool
+    overwrite: bool
     until: float
     threads: int
 
     def do(self, report: Report) -> Summary:
         """Do the run; one that cannot be done has the status "failed" and the reason."""
         try:
-            return runner.run(self.config, self.folder, resume=self.resume, report=report, until=self.until)
+            how = {"resume": self.resume, "overwrite": self.overwrite, "until": self.until}
+            return runner.run(self.config, self.folder, report=report, **how)
         except (DataError, ValueError, RunError, OSError) as error:
             return self.without_result("failed", str(error).replace("\n", " ") or type(error).__name__)
 
@@ -62,6 +65,8 @@ def serve(connection: Connection) -> None:
                 torch.set_num_threads(job.threads)
             try:
                 summary = job.do(connection.send)
+            except Interrupted:
+                summary = job.without_result("stopped", "it was interrupted")
             except Exception as error:
                 summary = job.without_result("failed", f"{type(error).__name__}: {error}")
             gc.collect()
@@ -79,10 +84,12 @@ class Worker:
         self.process = context.Process(target=serve, args=(other,))
         self.process.start()
         other.close()
+        self.deadline = math.inf
 
     def do(self, job: Job, report: Report) -> Summary:
         """Do the run in the process, which is killed if something went wrong: its CUDA context may be broken."""
         try:
+            self.deadline = job.until + GRACE
             self.connection.send(job)
             while isinstance(answer := self._answer(job), tuple):
                 report(answer)
@@ -94,9 +101,14 @@ class Worker:
 
     def _answer(self, job: Job) -> Any:
         while not self.connection.poll(1.0):
-            if time.time() > job.until + GRACE:
+            if time.time() > self.deadline:
                 return job.without_result("stopped", "it did not end in time")
         return self.connection.recv()
+
+    def stop(self) -> None:
+        """Let the run under way save a checkpoint and end, soon."""
+        self.deadline = min(self.deadline, time.time() + GRACE)
+        self.process.terminate()
 
     def kill(self) -> None:
         self.process.kill()
@@ -109,6 +121,7 @@ class Pool(contextlib.ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.idle: list[Worker] = []
+        self.busy: list[Worker] = []
         self.lock = threading.Lock()
 
     def do(self, job: Job, report: Report) -> Summary:
@@ -118,10 +131,18 @@ class Pool(contextlib.ExitStack):
                 self.idle.append(Worker())
                 self.callback(self.idle[0].kill)
             worker = self.idle.pop()
+            self.busy.append(worker)
         summary = worker.do(job, report)
-        if worker.process.is_alive():
-            self.idle.append(worker)
+        with self.lock:
+            self.busy.remove(worker)
+            if worker.process.is_alive():
+                self.idle.append(worker)
         return summary
+
+    def stop(self) -> None:
+        with self.lock:
+            for worker in self.busy:
+                worker.stop()
 
 
 def run_all(
@@ -130,6 +151,7 @@ def run_all(
     *,
     jobs: int,
     resume: bool,
+    overwrite: bool = False,
     console: Console,
     time_limit: float | None = None,
     ended: Callable[[RunConfig, Summary], None] = lambda *_: None,
@@ -140,14 +162,17 @@ def run_all(
     Returns the summaries in order; a run that could not be done has the status "failed" and the reason. After
     `time_limit` seconds no run is started (status "waiting"), and those under way save a checkpoint and end (status
     "stopped"; a run in another process that does not end soon is killed). `ended` is called after each run. A `pool`
-    keeps processes alive between calls.
+    keeps processes alive between calls. After Ctrl-C no run is started, those under way save a checkpoint and end, and
+    `Interrupted` is raised.
     """
     until = math.inf if time_limit is None else time.time() + time_limit
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    one_at_a_time = threading.Lock()
+    one_at_a_time, stopping = threading.Lock(), threading.Event()
 
     def one(config: RunConfig, do: Callable[[Job, Report], Summary]) -> Summary:
-        job = Job(config, folder / config.name, resume, until, threads)
+        job = Job(config, folder / config.name, resume, overwrite, until, threads)
+        if stopping.is_set():
+            return job.without_result("waiting", "the batch was interrupted before it began")
         if time.time() > until:
             return job.without_result("waiting", "the time was over before it began")
         bar = bars.add_task(config.name, total=config.budget, state="")
@@ -164,11 +189,20 @@ def run_all(
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as bars:
-        if jobs <= 1:
-            return [one(config, Job.do) for config in configs]
-        own = Pool() if pool is None else contextlib.nullcontext(pool)
-        with ThreadPoolExecutor(jobs) as waiting, own as workers:
-            return list(waiting.map(one, configs, repeat(workers.do)))
+        try:
+            if jobs <= 1:
+                return [one(config, Job.do) for config in configs]
+            own = Pool() if pool is None else contextlib.nullcontext(pool)
+            with ThreadPoolExecutor(jobs) as waiting, own as workers:
+                try:
+                    return list(waiting.map(one, configs, repeat(workers.do)))
+                except KeyboardInterrupt:
+                    stopping.set()
+                    workers.stop()
+                    waiting.shutdown(cancel_futures=True)
+                    raise
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
 
 def with_seeds(configs: list[RunConfig], seeds: int) -> list[RunConfig]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from spidersilk.lab.run.config import RunConfig, from_dict
-from spidersilk.lab.run.curve import Curve, label_of
-from spidersilk.lab.run.folder import FINISHED, Row, write_atomically
+from spidersilk.lab.run.curve import Curve, label_of, status_of
+from spidersilk.lab.run.folder import FINISHED, LOCAL, Row, write_atomically
 
-_LOCAL = ("device", "data_dir", "checkpoint_every", "tensorboard")  # settings that do not change what is run
 Packed = dict[str, Any]  # a run as plain values: name, status, reason, command, config, summary, and curve by column
 
 
@@ -25,7 +25,7 @@ def pack(curve: Curve, points: int = 60, command: str = "") -> Packed:
         "status": curve.status,
         "reason": curve.reason,
         "command": command,
-        "config": {k: v for k, v in curve.config.items() if k not in _LOCAL},
+        "config": {k: v for k, v in curve.config.items() if k not in LOCAL},
         "summary": {k: v for k, v in curve.summary.items() if k not in ("status", "reason", "last", "task")},
         "curve": {name: [plain(row.get(name)) for row in rows] for name in columns},
     }
@@ -47,17 +47,49 @@ def unpack(run: Packed) -> Curve:
     columns: dict[str, list[Any]] = run["curve"]
     count = max((len(values) for values in columns.values()), default=0)
     rows = [{k: v[i] for k, v in columns.items() if v[i] is not None} for i in range(count)]
-    return Curve(label_of(run["config"]), rows, run["status"], run["reason"], run["config"], run["summary"])
+    status = status_of(run["summary"] | {"status": run["status"]}, rows)
+    return Curve(label_of(run["config"]), rows, status, run["reason"], run["config"], run["summary"])
 
 
 def load(path: Path) -> dict[str, Packed]:
     """The runs of a file by name; empty if there is no file."""
     if not path.is_file():
         return {}
+    with reading(path, "collected runs"):
+        runs = json.loads(path.read_bytes())["runs"]
+        for run in runs:
+            check(run)
+        return {run["name"]: run for run in runs}
+
+
+@contextlib.contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Say which file it is that is not as it should be."""
     try:
-        return {run["name"]: run for run in json.loads(path.read_text())["runs"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a file of collected runs ({error})") from error
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise ValueError(f"{path}: not a file of {what} ({why}): put it back as it was, or remove it") from error
+
+
+def check(run: Packed) -> None:
+    """Raise KeyError, TypeError or ValueError if these are not the values of a packed run."""
+    texts, groups = ("name", "status", "reason"), ("config", "summary", "curve")
+    for name, kind in {**dict.fromkeys(texts, str), **dict.fromkeys(groups, dict)}.items():
+        if not isinstance(run[name], kind):
+            raise TypeError(f"{name} = {run[name]!r} is no {kind.__name__}")
+    for name, kind in {"name": str, "optimizer": str, "budget": int | float}.items():
+        if not isinstance(run["config"][name], kind):
+            raise TypeError(f"{name} = {run['config'][name]!r} in the config of {run['name']}")
+    if run["config"]["name"] != run["name"]:
+        raise ValueError(f"{run['name']} has the config of {run['config']['name']}")
+    columns = run["curve"]
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) != 1 or not {"queries", "seconds"} <= columns.keys():
+        raise ValueError(f"the curve of {run['name']} has columns of {sorted(lengths)} rows: {', '.join(columns)}")
+    for name, values in columns.items():
+        if not all(x is None or (isinstance(x, int | float) and not isinstance(x, bool)) for x in values):
+            raise TypeError(f"{name} in the curve of {run['name']} is not made of numbers")
 
 
 def merge(old: dict[str, Packed], new: Iterable[Packed]) -> dict[str, Packed]:
@@ -81,7 +113,7 @@ def is_done(config: RunConfig, known: dict[str, Packed]) -> bool:
     run = known.get(config.name)
     if run is None or run["status"] not in FINISHED:
         return False
-    return from_dict({**run["config"], **{name: getattr(config, name) for name in _LOCAL}}) == config.completed()
+    return from_dict({**run["config"], **{name: getattr(config, name) for name in LOCAL}}) == config.completed()
 
 
 def save(path: Path, runs: Iterable[Packed]) -> Path:

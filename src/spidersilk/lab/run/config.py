@@ -1,29 +1,90 @@
-"""The settings of a run: a dataclass that reads and writes YAML, and rejects unknown keys."""
+"""The settings of a run: a dataclass that reads and writes YAML. Each value is checked when a config is made."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+import torch
 
-from spidersilk.checks import check_choice
 from spidersilk.lab.run import methods
-from spidersilk.lab.tasks import find, nearest
+from spidersilk.lab.settings import (
+    Count,
+    Fields,
+    FileName,
+    Flag,
+    Number,
+    Setting,
+    Text,
+    Whole,
+    check_all,
+    nearest,
+)  # fmt: skip
+from spidersilk.lab.tasks import find
+from spidersilk.lab.yaml_text import load_mapping, write_yaml
+from spidersilk.loop.lengths import Adaptive
+
+
+class Device(Text):
+    @property
+    def allowed(self) -> str:
+        return "auto, cpu, cuda or cuda:0, cuda:1 ..."
+
+    def _accept(self, name: str, value: Any) -> Any:
+        value = super()._accept(name, value)
+        try:
+            torch.device("cpu" if value == "auto" else value)
+        except RuntimeError:
+            raise self.refusal(name, value) from None
+        return value
+
+
+ADAPTIVE: Mapping[str, Setting] = {
+    "fraction": Number(above=0, high=1, about="the share of v that may be noise"),
+    "confidence": Number(low=0, about="in standard errors"),
+    "floor": Whole(low=1, about="the shortest loop, in updates"),
+    "ceiling": Whole(low=1, optional=True, about="the longest loop, in updates"),
+}
+SETTINGS: Mapping[str, Setting] = {
+    "task": Text(about="a task of `spidersilk list`"),
+    "optimizer": Text(about="an optimizer of `spidersilk list`"),
+    "name": FileName(about="the folder's name"),
+    "seed": Whole(low=0, about="of the model's start, the batches and the selection"),
+    "options": Fields(about="options of the task", example="{data: digits}"),
+    "budget": Number(low=1e-6, high=10**9, about="gradient queries over N at which the run ends"),
+    "eval_every": Number(low=1e-6, high=10**9, about="queries over N between evaluations"),
+    "lr": Number(above=0, optional=True, about="the step size"),
+    "lr_milestones": Fields(key=Number(low=0), value=Number(low=0), example="{10: 0.01}",
+                            about="epochs from which on the step size is another"),
+    "inner_lr_end": Number(low=0, optional=True, about="where the step size ends inside each inner loop, on a line"),
+    "anchor_batch_size": Whole(low=1, optional=True, about="B, samples of an anchor"),
+    "batch_size": Whole(low=1, optional=True, about="b, samples of a small batch"),
+    "inner_steps": Whole(low=1, words=("auto", "theorem-2"), optional=True,
+                         about="m, updates of an inner loop; theorem-2 is B d / (b k)"),
+    "adaptive": Fields(fields=ADAPTIVE, example="{fraction: 0.9}", about="of inner_steps=auto"),
+    "k1": Count(optional=True, about="top coordinates"),
+    "k2": Count(optional=True, about="random coordinates"),
+    "memory_decay": Number(low=0, high=1, about="the weight of the newest |v| in M"),
+    "groups": Text(choices=("rows",), optional=True, about="select whole rows"),
+    "track_memory": Flag(about="keep M for a dense method too (Table 1 needs its entropy)"),
+    "measures": Flag(about="log captured energy, noise of v and variance of rtop"),
+    "max_norm": Number(above=0, optional=True, about="the largest |v|"),
+    "device": Device(about="where to train"),
+    "bf16": Flag(about="autocast to bfloat16"),
+    "compile": Flag(about="compile the model"),
+    "tensorboard": Flag(about="write TensorBoard's files too"),
+    "checkpoint_every": Number(low=0, about="seconds between checkpoints"),
+    "data_dir": Text(optional=True, about="folder of the data sets"),
+    "label": Text(longest=200, about="what reports call the run"),
+}  # fmt: skip
+OWN_PLACE = ("task", "optimizer", "options")  # on the command line
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. A number that is None comes from the task's settings, which are the paper's.
-
-    budget and eval_every are in queries over N. inner_steps may be "theorem-2", m = B d / (b k), or "auto", for which
-    `adaptive` may give fraction, confidence, floor and ceiling. lr_milestones changes the step size by epoch:
-    {10: 0.01} sets 0.01 from epoch 10 on. With inner_lr_end the step size falls linearly inside each inner loop.
-    With groups="rows" a sparse method selects whole rows. track_memory keeps M for a dense method (Table 1 needs its
-    entropy). measures logs captured energy, noise of v and variance of rtop. checkpoint_every is in seconds.
-    """
+    """One run; `SETTINGS` says what each value means and may be. What is None comes from the optimizer or the task."""
 
     task: str
     optimizer: str = "sparse-svrg"
@@ -55,62 +116,81 @@ class RunConfig:
     label: str = ""
 
     def __post_init__(self) -> None:
-        find(self.task)
+        checked = check_all(vars(self), SETTINGS, "is no setting of a run")
         methods.find(self.optimizer)
-        check_choice("groups", self.groups, ("rows", None))
-        for name in ("budget", "eval_every"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} = {getattr(self, name)} must be positive: it is in queries over N")
-        for name in ("lr", "inner_lr_end", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise ValueError(f"{name} = {value} must be at least 0")
+        checked["options"] = find(self.task).checked(self.options)
+        vars(self).update(checked)
+        Adaptive(**self.adaptive)
+        if self.k1 == 0 and self.k2 == 0:
+            raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2")
 
     def completed(self) -> RunConfig:
-        """With each value that is None taken from the optimizer's settings, else from the task's."""
-        defaults = find(self.task).settings | methods.find(self.optimizer).settings
-        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
+        """With each value that is None taken from the optimizer, else from the task.
+
+        A step size other than that of the task's settings is constant inside a loop.
+        """
+        task, method = find(self.task), methods.find(self.optimizer)
+        defaults = task.settings | method.settings
+        rate = task.rates.get(self.optimizer, task.rates.get(method.like)) if self.lr is None else self.lr
+        if rate is not None:
+            defaults = defaults | {"lr": rate}
+            defaults |= {"inner_lr_end": rate} if defaults.get("inner_lr_end") is not None else {}
+        made = replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
+        for name in ("lr", "batch_size"):
+            if getattr(made, name) is None:
+                raise ValueError(f"{name} has no value, and the task {task.name} has no default for it: set {name}")
+        return made
 
     def title(self) -> str:
         return self.label or self.optimizer
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(asdict(self), sort_keys=False)
+        return write_yaml(asdict(self))
 
 
-def from_dict(values: dict[str, Any]) -> RunConfig:
-    known = [f.name for f in fields(RunConfig)]
-    for key in values:
-        if key not in known:
-            raise ValueError(f"{key!r} is no setting of a run{nearest(str(key), known)}")
-    if values.get("lr_milestones"):  # JSON turns keys into text
-        values = values | {"lr_milestones": {float(at): lr for at, lr in values["lr_milestones"].items()}}
+def from_dict(values: Mapping[Any, Any]) -> RunConfig:
+    check_all(values, dict.fromkeys(SETTINGS, Setting()), "is no setting of a run")
+    if "task" not in values:
+        raise ValueError("task has no value: give one of `spidersilk list`")
+    milestones = values.get("lr_milestones")
+    if isinstance(milestones, Mapping):  # JSON turns keys into text
+        values = {**values, "lr_milestones": {_number(at): lr for at, lr in milestones.items()}}
     return RunConfig(**values)
 
 
-def from_yaml(path: Path) -> RunConfig:
+def _number(key: Any) -> Any:
     try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: not a readable YAML file ({error})") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: not a mapping of settings to values")
-    return from_dict(values)
+        return float(key) if isinstance(key, str) else key
+    except ValueError:
+        return key
 
 
-def apply_settings(config: RunConfig, pairs: list[str]) -> RunConfig:
-    """Set `key=value` pairs: settings of the run by name, options of the task otherwise. Values are read as YAML."""
-    known = {f.name for f in fields(RunConfig)} - {"task", "optimizer", "options"}
-    task = find(config.task)
+def from_yaml(path: Path) -> RunConfig:
+    values = load_mapping(path)
+    try:
+        return from_dict(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def apply_settings(config: RunConfig, pairs: Sequence[str]) -> RunConfig:
+    """Set `key=value` pairs: settings of the run by name, options of the task otherwise."""
+    run = {name: setting for name, setting in SETTINGS.items() if name not in OWN_PLACE}
+    options = find(config.task).option_settings()
+    values: dict[str, Any] = {}
     for pair in pairs:
         key, sign, text = pair.partition("=")
-        if not sign:
-            raise ValueError(f"--set {pair}: write it as key=value")
-        value = yaml.safe_load(text)
-        if key in known:
-            config = replace(config, **{key: value})
-        elif key in task.options:
-            config = replace(config, options=config.options | {key: value})
-        else:
-            raise ValueError(f"{key!r} is no setting of {config.task}{nearest(key, [*known, *task.options])}")
-    return config
+        key = key.strip()
+        if not sign or not key:
+            raise ValueError(f"--set {pair!r}: write it as key=value")
+        if key in OWN_PLACE:
+            raise ValueError(f"--set {pair!r}: {key} has its own place, as in `run TASK --optimizer NAME --set data=x`")
+        if key in values:
+            raise ValueError(f"--set {pair!r}: {key} was set before: set it once")
+        known = options | run
+        if key not in known:
+            raise ValueError(f"{key!r} is no setting of {config.task}{nearest(key, known)}")
+        values[key] = known[key].parse(key, text)
+    own = {key: value for key, value in values.items() if key in run}
+    rest = {key: value for key, value in values.items() if key not in run}
+    return replace(config, **own, options=config.options | rest)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from spidersilk.lab.run.folder import Row, Summary, read_config, read_rows, read_summary
 
-from spidersilk.lab.run.folder import Row, Summary
+SLIGHTLY = 0.0003  # of a loss: more than the rounding of collected files, less than the slowest of runs falls
+BROKEN = ("diverged", "collapsed")  # the statuses of a run that ended without a result
 
 
 @dataclass
@@ -47,19 +47,38 @@ def load_run(folder: Path) -> Curve:
     """Read the folder of a run, finished or not."""
     if not (folder / "config.yaml").is_file():
         raise ValueError(f"{folder}: not a run (it has no config.yaml)")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    lines = (folder / "metrics.jsonl").read_text().splitlines() if (folder / "metrics.jsonl").is_file() else []
-    summary = json.loads((folder / "summary.json").read_text()) if (folder / "summary.json").is_file() else {}
-    status, reason = summary.get("status", "unfinished"), summary.get("reason", "")
-    return Curve(label_of(config), [json.loads(line) for line in lines], status, reason, config, summary)
+    config = read_config(folder / "config.yaml")
+    summary = read_summary(folder / "summary.json") if (folder / "summary.json").is_file() else {}
+    rows = read_rows(folder / "metrics.jsonl", summary or None)
+    return Curve(label_of(config), rows, status_of(summary, rows), summary.get("reason", ""), config, summary)
 
 
-def load_runs(folders: Iterable[Path]) -> list[Curve]:
-    """Read several folders; what is not a folder is skipped."""
-    curves = [load_run(folder) for folder in folders if folder.is_dir()]
-    if not curves:
-        raise ValueError("no run folder was given")
-    return curves
+def has_collapsed(rows: Sequence[Row], guess: float | None) -> bool:
+    """Whether a run that spent its budget learned nothing, or lost what it had learned.
+
+    Its last training loss is not finite; or it is neither below `guess`, the loss of the best constant prediction, nor
+    below the lowest loss of the first half of the queries, which would mean that it is still falling. Below means by
+    more than SLIGHTLY. Without a `guess`, the loss before training takes its place. A run of fewer than 1 N is not
+    judged by its loss: it has not seen its data once.
+    """
+    if not any("train_loss" in row for row in rows):
+        return False
+    last = rows[-1].get("train_loss", math.nan)  # a collected file has nothing where a loss is not finite
+    if not math.isfinite(last):
+        return True
+    spent = rows[-1]["queries"]
+    early = [row.get("train_loss", math.inf) for row in rows if row["queries"] <= spent / 2]
+    if spent < 1 or not early:
+        return False
+    bar = max(early[0] if guess is None else guess, min(early))
+    return last >= bar - SLIGHTLY * abs(bar)
+
+
+def status_of(summary: Summary, rows: Sequence[Row]) -> str:
+    """The status of a run by its summary; files of older runs call one finished that has collapsed."""
+    status = summary.get("status", "unfinished")
+    guess = summary.get("guess_loss")
+    return "collapsed" if status == "finished" and has_collapsed(rows, guess) else status
 
 
 def label_of(config: dict[str, Any]) -> str:
@@ -77,8 +96,8 @@ def words(metric: str) -> str:
 
 
 def common_target(curves: Iterable[Curve], metric: str) -> float:
-    """The lowest value that every run reached, without those that diverged: the worst of their best values."""
-    lows = [curve.lowest(metric) for curve in curves if curve.status != "diverged"]
+    """The lowest value that every run reached, without those that broke down: the worst of their best values."""
+    lows = [curve.lowest(metric) for curve in curves if curve.status not in BROKEN]
     return max((low for low in lows if low is not None and math.isfinite(low)), default=math.inf)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import spidersilk as silk
 from spidersilk.lab.run.team import team
-from spidersilk.lab.tasks import nearest
+from spidersilk.lab.settings import nearest
 
 Params = Iterable[Tensor]
 
@@ -21,19 +21,23 @@ class Method:
     """How to make an optimizer of parameters, a `RunConfig` (where None is the optimizer's default) and a generator.
 
     A `plain` one is torch's and steps on small batches alone. `settings` hold for this method whatever the task says.
+    `like` names a method whose step sizes suit this one, for tasks that have none for it.
     """
 
     about: str
     make: Callable[[Params, Any, torch.Generator], torch.optim.Optimizer]
     plain: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
+    like: str = ""
 
 
 def _plain(about: str, kind: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Method:
     return Method(about, lambda params, values, _: kind(params, values.lr, **fixed), True, {"inner_steps": 1})
 
 
-def _reduced(about: str, kind: Callable[..., torch.optim.Optimizer], sparse: bool = True, **fixed: Any) -> Method:
+def _reduced(
+    about: str, kind: Callable[..., torch.optim.Optimizer], sparse: bool = True, like: str = "", **fixed: Any
+) -> Method:
     """`fixed` are arguments of `kind` that a run cannot change."""
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
@@ -41,7 +45,7 @@ def _reduced(about: str, kind: Callable[..., torch.optim.Optimizer], sparse: boo
         given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
         return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
 
-    return Method(about, make)
+    return Method(about, make, like=like)
 
 
 METHODS: dict[str, Method] = {
@@ -52,14 +56,22 @@ METHODS: dict[str, Method] = {
     "sparse-spiderboost": _reduced("Algorithm 1 of the paper, as printed", silk.SparseSpiderBoost),
     "svrg": _reduced("SVRG, dense", silk.SVRG, sparse=False),
     "sparse-svrg": _reduced("anchored differences, unbiased rtop", silk.SparseSVRG),
-    "sparse-svrg-refresh": _reduced("anchored, refreshed coordinates are kept", silk.SparseSVRG, scaling="refresh"),
-    "sparse-svrg-selected": _reduced("anchored, only selected coordinates move", silk.SparseSVRG, move="selected"),
+    "sparse-svrg-refresh": _reduced(
+        "anchored, refreshed coordinates are kept", silk.SparseSVRG, like="sparse-svrg", scaling="refresh"
+    ),
+    "sparse-svrg-selected": _reduced(
+        "anchored, only selected coordinates move", silk.SparseSVRG, like="sparse-svrg", move="selected"
+    ),
     "sparse-sgd": _reduced("a fresh gradient, only selected coordinates move", silk.SparseSGD),
-    "sparse-sgd-momentum": _reduced("the same over SGD with momentum 0.9", silk.SparseSGD, momentum=0.9),
+    "sparse-sgd-momentum": _reduced(
+        "the same over SGD with momentum 0.9", silk.SparseSGD, like="momentum", momentum=0.9
+    ),
     "sparse-adamw": _reduced("the same over AdamW", silk.SparseAdamW),
-    "sparse-adamw-step": _reduced("the same, selected at every step", silk.SparseAdamW, choose="step"),
-    "random-k": _reduced("anchored, k random coordinates (k1 = 0)", silk.SparseSVRG, k1=0),
-    "top-k": _reduced("anchored, k top coordinates (k2 = 0)", silk.SparseSVRG, k2=0),
+    "sparse-adamw-step": _reduced(
+        "the same, selected at every step", silk.SparseAdamW, like="sparse-adamw", choose="step"
+    ),
+    "random-k": _reduced("anchored, k random coordinates (k1 = 0)", silk.SparseSVRG, like="sparse-svrg", k1=0),
+    "top-k": _reduced("anchored, k top coordinates (k2 = 0)", silk.SparseSVRG, like="sparse-svrg", k2=0),
 }
 
 

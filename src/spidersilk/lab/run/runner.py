@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 import spidersilk as silk
-from spidersilk.lab.run import methods
+from spidersilk.lab.run import checkpoint, methods
 from spidersilk.lab.run.config import RunConfig
-from spidersilk.lab.run.folder import RunFolder, Summary
-from spidersilk.lab.run.folder import write_atomically as write_atomically
+from spidersilk.lab.run.curve import has_collapsed
+from spidersilk.lab.run.errors import Interrupted
+from spidersilk.lab.run.folder import RunFolder, Summary, differences, read_rows
+from spidersilk.lab.run.interrupt import Interruption
 from spidersilk.lab.run.machine import machine, revision, versions
 from spidersilk.lab.run.measures import Meter
 from spidersilk.lab.run.team import team
@@ -26,6 +28,7 @@ from spidersilk.lab.tasks import Task, find
 from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.theory.planner import theorem_2_inner_steps
 
+_COLLAPSED = "no better than guessing, or than before training; lower lr, or see `spidersilk inspect`"
 Report = Callable[[tuple[float, float]], None]  # is told queries over N, and the loss
 
 
@@ -42,36 +45,58 @@ class _Counters:
 
 
 def run(
-    config: RunConfig, folder: Path, *, resume: bool = False, report: Report = lambda _: None, until: float = math.inf
-) -> Summary:
-    """Train to the budget; returns the summary. With `resume`, continue from the last checkpoint in the folder.
+    config: RunConfig, folder: Path, *, resume: bool = False, overwrite: bool = False,
+    report: Report = lambda _: None, until: float = math.inf,
+) -> Summary:  # fmt: skip
+    """Train to the budget; returns the summary. With `resume`, continue from the last checkpoint in the folder, or
+    return the summary of a run that has ended there; with `overwrite`, begin anew where a run is already.
 
-    When `time.time()` passes `until`, the run saves a checkpoint and ends with the status "stopped".
+    When `time.time()` passes `until`, the run saves a checkpoint and ends with the status "stopped". Ctrl-C and SIGTERM
+    save one too, and raise `Interrupted`. A run that is refused leaves no folder behind, and changes none.
     """
-    return Run(config.completed(), folder, until).go(resume, report)
+    return Run(config.completed(), folder, until).go(resume, report, overwrite)
 
 
 class Run:
     def __init__(self, config: RunConfig, folder: Path, until: float = math.inf):
         self.config, self.folder, self.until = config, RunFolder(folder), until
-        self.team, self.counters = team(), _Counters()
+        self.team, self.counters, self.interruption = team(), _Counters(), Interruption()
 
-    def go(self, resume: bool, report: Report) -> Summary:
-        ended = self.team.from_first(lambda: self.folder.open(self.config, resume))
-        if ended is not None:
-            return ended
-        self._build()
-        if self.team.from_first(lambda: resume and self.folder.checkpoint.is_file()):
-            self._load()
-        elif self.team.writes:
-            self.folder.metrics.write_bytes(b"")
-        status, reason = "finished", ""
-        with self._open_tensorboard() as self._tensorboard:
-            try:
-                if not self._train(report):
-                    status, reason = "stopped", f"its time was over at {self.epochs:.2f} N"
-            except silk.DivergenceError as error:
-                status, reason = "diverged", str(error)
+    def go(self, resume: bool, report: Report, overwrite: bool = False) -> Summary:
+        how, team = (self.config, resume, overwrite), self.team
+        try:
+            ended = team.from_first(lambda: self.folder.look(*how))
+            if ended is None:
+                self._build()
+                ended = team.from_first(lambda: self.folder.begin(*how))
+            if ended is not None:
+                return ended
+            if team.from_first(lambda: resume and self.folder.checkpoint.is_file()):
+                team.on_all(self._load)
+                team.from_first(lambda: os.truncate(self.folder.metrics, self.counters.metrics_bytes))
+            else:
+                team.from_first(lambda: self.folder.metrics.write_bytes(b""))
+            return self._go(report)
+        finally:
+            self.folder.lock.release()
+
+    def _go(self, report: Report) -> Summary:
+        try:
+            with self._open_tensorboard() as self._tensorboard, self.interruption:
+                reason = self._train(report)
+                status = "stopped" if reason else "finished"
+        except silk.DivergenceError as error:
+            status, reason = "diverged", str(error)
+        except Exception:
+            if self.counters.updates == 0:
+                self.folder.undo()
+            if self.interruption.asked and not self.team.writes:  # rank 0 has saved, and left
+                raise Interrupted from None
+            raise
+        if self.interruption.asked:  # without a word to other ranks, which may be at another step
+            if self.team.writes:
+                self.folder.finish(self._summary(status, reason))
+            raise Interrupted
         return self.team.from_first(lambda: self.folder.finish(self._summary(status, reason)))
 
     @property
@@ -79,10 +104,18 @@ class Run:
         return self.counters.queries / self.task.samples
 
     def _build(self) -> None:
+        """All that can be refused, before anything is written."""
+        self.team.on_all(self._build_task)
+        self.team.on_all(self._build_optimizer)
+
+    def _build_task(self) -> None:
         config = self.config
         torch.manual_seed(config.seed)
         self.device = self.team.device(config.device)
         self.task: Task = find(config.task)(config.options, config.data_dir, self.device)
+
+    def _build_optimizer(self) -> None:
+        config = self.config
         generator = torch.Generator().manual_seed(config.seed)
         method = methods.find(config.optimizer)
         self.optimizer = method.make(list(self.task.model.parameters()), config, generator)
@@ -113,8 +146,9 @@ class Run:
         length = as_inner_length(inner)
         return Adaptive(**self.config.adaptive) if isinstance(length, Adaptive) else length
 
-    def _train(self, report: Report) -> bool:
-        """Train until the budget (True) or the time (False) is spent. The clock runs during batches and steps alone."""
+    def _train(self, report: Report) -> str:
+        """Train until the budget is spent; returns why it stopped before that, else "". The clock runs during batches
+        and steps alone."""
         counters, config = self.counters, self.config
         batches = iter(self.batches)
         saved_at = counters.seconds
@@ -126,12 +160,16 @@ class Run:
                     self._evaluate()
                 counters.next_eval = (math.floor(done / config.eval_every) + 1) * config.eval_every
                 if done >= config.budget:
-                    return True
+                    return ""
+            if self.interruption.asked and self.team.writes:  # on other ranks, rank 0 may still wait for theirs
+                with self._paused():
+                    self._save()
+                return f"it was interrupted at {self.epochs:.2f} N"
             if time.time() > self.until:
                 with self._paused():
                     self._save()  # before the evaluation: a resumed run drops this row
                     self._evaluate()
-                return False
+                return f"its time was over at {self.epochs:.2f} N"
             batch, is_anchor = next(batches)
             loss = self._step(batch, is_anchor)
             counters.updates += 1
@@ -208,7 +246,9 @@ class Run:
     def _save(self) -> None:
         state = {name: part.state_dict() for name, part in self._parts().items()}
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        self.folder.save(state | {"counters": vars(self.counters), "random": torch.get_rng_state(), "cuda": cuda})
+        state |= {"counters": vars(self.counters), "random": torch.get_rng_state(), "cuda": cuda}
+        state |= {"run": asdict(self.config), "metrics": self.folder.metrics_sum(self.counters.metrics_bytes)}
+        checkpoint.write(self.folder.checkpoint, state)
 
     def _parts(self) -> dict[str, Any]:
         """What has a state, by its name in a checkpoint."""
@@ -216,15 +256,24 @@ class Run:
         return {name: p for name, p in (parts | {"task": self.task, "meter": self.meter}).items() if p is not None}
 
     def _load(self) -> None:
-        state = self.folder.load(self.device)
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+        """Take over the state of the checkpoint; changes no file."""
+        path, parts = self.folder.checkpoint, self._parts()
+        state = checkpoint.read(path, self.device, [*parts, "counters", "random", "cuda", "run", "metrics"])
+        if other := differences(path, state["run"], self.config):
+            raise checkpoint.refusal(path, f"it is that of a run with other settings: {other}")
+        checkpoint.check_counters(path, state["counters"], vars(self.counters))
         self.counters = _Counters(**state["counters"])
-        if self.team.writes:  # rows written after the checkpoint will be written again
-            os.truncate(self.folder.metrics, self.counters.metrics_bytes)
-        torch.set_rng_state(state["random"].cpu())
-        if state["cuda"] is not None:
-            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+        self.folder.check_metrics(self.counters.metrics_bytes, state["metrics"])
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            if getattr(self.optimizer, "gradient_queries", self.counters.queries) != self.counters.queries:
+                raise ValueError("the run and its optimizer count other queries")
+            torch.set_rng_state(state["random"].cpu())
+            if state["cuda"] is not None:
+                torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+        except Exception as error:
+            raise checkpoint.refusal(path, f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
 
     def _open_tensorboard(self) -> Any:
         if not self.config.tensorboard or not self.team.writes:
@@ -239,5 +288,13 @@ class Run:
         made = {"status": status, "reason": reason, "task": config.task, "data": task.data_name}
         made |= {"optimizer": config.optimizer, "seed": config.seed, "parameters": count, "samples": task.samples}
         made |= {"inner_steps": self.inner, "anchors": getattr(self.optimizer, "anchors", 0), "ranks": self.team.world}
-        made |= {"last": self.folder.last_row(), "versions": versions(), "revision": revision()}
+        rows = read_rows(self.folder.metrics, None)
+        if status == "finished" and has_collapsed(rows, task.guess_loss):
+            made |= {"status": "collapsed", "reason": f"it ended at loss {rows[-1]['train_loss']:.4g}: {_COLLAPSED}"}
+        made |= {
+            "guess_loss": task.guess_loss,
+            "last": rows[-1] if rows else {},
+            "versions": versions(),
+            "revision": revision(),
+        }
         return made | {"machine": machine(self.device)}

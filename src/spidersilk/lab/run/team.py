@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spidersilk.lab.run.errors import RunError
 from spidersilk.loop.loader import AnchorLoader
 from spidersilk.parallel import launch
 from spidersilk.parallel.all_reduce import answering
@@ -38,7 +39,13 @@ class Team:
             return self.rank_device
         if self.group is not None:
             raise ValueError(f"device = {wanted!r} under torchrun: its ranks have {self.rank_device}, so leave it out")
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"device = {wanted!r}: the lab trains on cpu and cuda, so give one of them")
+        count = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= count:
+            raise ValueError(f"device = {wanted!r}: torch sees {count} GPUs here, so give cpu, or one that there is")
+        return device
 
     def from_first(self, do: Callable[[], Any]) -> Any:
         """Call `do` on rank 0 and return its result on all ranks; what it raises is raised on all."""
@@ -55,6 +62,25 @@ class Team:
         if isinstance(message[0], Exception):
             raise message[0]
         return message[0]
+
+    def on_all(self, do: Callable[[], None]) -> None:
+        """Call `do` on every rank; what it raises on one is raised on all, so that none waits for one that ended."""
+        if not isinstance(self.workers, Workers):
+            do()
+            return
+        failure: Exception | None = None
+        try:
+            do()
+        except Exception as error:
+            failure = error
+        reasons: list[Any] = [None] * self.world
+        with answering(self.workers.group, "the start of a run"):
+            dist.all_gather_object(reasons, failure and (str(failure) or type(failure).__name__), group=self.group)
+        if failure is not None:
+            raise failure
+        for rank, reason in enumerate(reasons):
+            if reason is not None:
+                raise RunError(f"rank {rank} of {self.world}: {reason}")
 
     def split(self, batches: object, task: str) -> None:
         """Each rank takes its part of every batch."""

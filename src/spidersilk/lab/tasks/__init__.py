@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spidersilk.lab.data.files import DataError, File, files_like, locate, read
+from spidersilk.lab.settings import Setting, check_all, deduced, nearest
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.loop.loader import AnchorLoader
 
@@ -24,34 +23,39 @@ Options = dict[str, Any]
 class Task(ABC):
     """Data, model, loss and evaluation.
 
-    name: its name on the command line. options: the task's settings with their defaults. settings: values for
-    `RunConfig`, the paper's for this task. A subclass sets `model`, `samples` and `train`, the training data as a
-    tensor or a tuple of tensors, and defines `loss` and `evaluate`. It overrides `batches` and `size` if its batches
-    are not rows of `train`.
+    name: its name on the command line. options: the task's settings with their defaults. allowed: what an option may
+    be, where its default does not say it. settings: values for `RunConfig`, the paper's for this task. rates: the step
+    size of each optimizer that needs one other than `settings["lr"]`. A subclass sets `model`, `samples` and `train`,
+    the training data as a tensor or a tuple of tensors, and defines `loss` and `evaluate`. It overrides `batches` and
+    `size` if its batches are not rows of `train`, and sets `guess_loss` if it is known (else the loss before training
+    takes its place).
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
     options: ClassVar[Options]
+    allowed: ClassVar[dict[str, Setting]] = {}
     settings: ClassVar[Options] = {}
+    rates: ClassVar[dict[str, float]] = {}
     model: nn.Module
     samples: int  # N, by which queries are divided
     train: Tensor | tuple[Tensor, ...]
     data_name: str = ""  # what reports call the data
+    guess_loss: float | None = None  # the training loss of the best constant prediction; a run should end below it
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
-        unknown = [key for key in options if key not in self.options]
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} is no option of the task {self.name}{nearest(unknown[0], self.options)}")
-        self.given = self.options | options
+        self.given = self.options | self.checked(options)
         self.data_dir, self.device = data_dir, device
 
-    def chosen(self, key: str, known: Iterable[str]) -> str:
-        """The option `key`, which must be one of `known`."""
-        value = str(self.given[key])
-        if value not in known:
-            raise ValueError(f"{key} = {self.given[key]!r} is not known{nearest(value, known)}")
-        return value
+    @classmethod
+    def option_settings(cls) -> dict[str, Setting]:
+        """What each option may be: as declared, else of the kind of its default."""
+        return {key: cls.allowed.get(key, deduced(default)) for key, default in cls.options.items()}
+
+    @classmethod
+    def checked(cls, options: Options) -> Options:
+        """The options, each as it is used; ValueError for one that is unknown or out of its range."""
+        return check_all(options, cls.option_settings(), f"is no option of the task {cls.name}")
 
     @classmethod
     def files(cls, options: Options) -> list[File]:
@@ -122,8 +126,7 @@ def find(name: str) -> type[Task]:
     return tasks[name]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ ": did you mean ...?" if a known name is similar, else the list of known names."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(map(repr, known))}"
+def entropy_of_shares(labels: Tensor) -> float:
+    """The loss, in nats, of always predicting the frequencies of the labels."""
+    shares = torch.bincount(labels.flatten().long()).double() / labels.numel()
+    return float(torch.special.entr(shares).sum())

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File, files_like
 from spidersilk.lab.data.sets import ptb
-from spidersilk.lab.tasks import Options, State, Task, register
+from spidersilk.lab.settings import Setting, Whole
+from spidersilk.lab.tasks import Options, State, Task, entropy_of_shares, register
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.loop.loader import AnchorLoader
 
@@ -66,7 +67,19 @@ class Language(Task):
     about = "LSTM language model on PTB (Algorithm 2), vocabulary 1000 or 10000"
     options: ClassVar[Options] = {"vocabulary": 1000, "embedding": 128, "hidden": 1024, "length": 35,
                                   "train_tokens": None, "eval_tokens": 20_000, "eval_pieces": 100}  # fmt: skip
+    allowed: ClassVar[dict[str, Setting]] = {
+        "vocabulary": Whole(low=100, high=10_000, about="how many words are known; others are <unk>"),
+        "embedding": Whole(low=1, high=16_384, about="width of the embedding"),
+        "hidden": Whole(low=1, high=16_384, about="width of the LSTM"),
+        "length": Whole(low=1, high=10_000, about="tokens of a sample"),
+        "train_tokens": Whole(low=2, optional=True, about="how many tokens of each text to use; all without it"),
+        "eval_tokens": Whole(low=2, about="how many tokens of each text to evaluate on"),
+        "eval_pieces": Whole(low=1, about="in how many passages at most"),
+    }
     settings: ClassVar[Options] = {"lr": 0.2, "anchor_batch_size": 40, "batch_size": 20, "inner_steps": 2}
+    rates: ClassVar[dict[str, float]] = {"sgd": 1.0, "momentum": 0.2, "adamw": 0.001, "svrg": 0.5, "spiderboost": 0.5,
+                                         "sparse-spiderboost": 0.5, "sparse-svrg": 0.5, "sparse-sgd": 1.0,
+                                         "sparse-adamw": 0.001}  # fmt: skip
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
@@ -76,6 +89,8 @@ class Language(Task):
         self.model = LanguageModel(len(words), self.given["embedding"], self.given["hidden"]).to(device)
         self.samples = len(self.text["train"]) // self.given["length"]  # a sample is a row of `length` tokens
         self._pending: dict[str, Hidden] = {}
+        seen, _ = (self._spread(self.text[part]) for part in ("train", "valid"))  # too short a text is refused now
+        self.guess_loss = entropy_of_shares(seen[:, 1 : self._chunks(seen) * self.given["length"] + 1])
 
     @classmethod
     def files(cls, options: Options) -> list[File]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from spidersilk.lab.data.files import cache_folder, write_atomically
 from spidersilk.lab.data.sets import BINARY, binary
+from spidersilk.lab.settings import Setting, Text
 from spidersilk.lab.tasks import Options, Task, register
 
 
@@ -21,15 +23,21 @@ class Logistic(Task):
     name = "logistic"
     about = "l2 logistic regression, f - f* known: breast-cancer, digits, mnist (even or odd), a9a, w8a"
     options: ClassVar[Options] = {"data": "breast-cancer"}
+    allowed: ClassVar[dict[str, Setting]] = {"data": Text(choices=BINARY)}
     settings: ClassVar[Options] = {"lr": 4.0, "anchor_batch_size": None, "batch_size": 50, "inner_steps": "theorem-2",
                                    "k1": 0.1, "k2": 0.1}  # fmt: skip
+    rates: ClassVar[dict[str, float]] = {"sgd": 4.0, "momentum": 0.5, "adamw": 0.01, "svrg": 4.0, "spiderboost": 4.0,
+                                         "sparse-spiderboost": 0.25, "sparse-svrg": 1.0, "sparse-svrg-refresh": 4.0,
+                                         "sparse-svrg-selected": 8.0, "sparse-sgd": 4.0, "sparse-adamw": 0.01,
+                                         "top-k": 0.1}  # fmt: skip
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
-        self.data_name = self.chosen("data", BINARY)
+        self.data_name = self.given["data"]
         features, labels = binary(self.data_name, data_dir)
         self.train = self.signed = (features * labels[:, None]).to(device)
         self.samples = len(self.signed)
+        self.guess_loss = math.log(2)
         self.lam = 1 / self.samples
         self.optimum = minimum(self.signed.cpu(), self.lam)
         self.model = self.linear = nn.Linear(self.signed.shape[1], 1, bias=False, dtype=torch.float64, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from spidersilk.lab.data.files import File
 from spidersilk.lab.data.sets import movielens, ratings_file
+from spidersilk.lab.settings import Number, Setting, Text, Whole
 from spidersilk.lab.tasks import Options, Task, register
 
 
@@ -35,12 +37,21 @@ class Ranking(Task):
     name = "ranking"
     about = "BPR matrix factorisation on MovieLens 100k or 1m: AUC and precision@10 on held-out items"
     options: ClassVar[Options] = {"data": "100k", "rank": 20, "held_out": 0.2, "split_seed": 0}
+    allowed: ClassVar[dict[str, Setting]] = {
+        "data": Text(choices=("100k", "1m")),
+        "rank": Whole(low=1, high=4096, about="numbers for each user and item"),
+        "held_out": Number(low=0.001, high=0.9, about="share of the ratings for testing"),
+        "split_seed": Whole(low=0, about="seed of the split"),
+    }
     settings: ClassVar[Options] = {"lr": 1.0, "inner_lr_end": 0.1, "anchor_batch_size": 1030, "batch_size": 103,
                                    "inner_steps": 10}  # fmt: skip
+    rates: ClassVar[dict[str, float]] = {"sgd": 10.0, "momentum": 1.0, "adamw": 0.01, "svrg": 10.0, "spiderboost": 5.0,
+                                         "sparse-spiderboost": 5.0, "sparse-svrg": 5.0, "sparse-sgd": 10.0,
+                                         "sparse-adamw": 0.01}  # fmt: skip
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(options, data_dir, device)
-        size = self.chosen("data", ("100k", "1m"))
+        size = self.given["data"]
         pairs, users, items = movielens(size, data_dir)
         self.data_name = f"MovieLens {size.upper()}"
         generator = torch.Generator().manual_seed(self.given["split_seed"])
@@ -48,6 +59,7 @@ class Ranking(Task):
         test_count = int(len(pairs) * self.given["held_out"])
         train = self.train = pairs[order[test_count:]].to(device)
         self.samples = len(train)
+        self.guess_loss = math.log(2)
         self.seen, self.wanted = torch.zeros(2, users, items, dtype=torch.bool, device=device)
         self.seen[*train.T] = True
         self.wanted[*pairs[order[:test_count]].T.to(device)] = True
