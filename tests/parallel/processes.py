@@ -348,8 +348,9 @@ def sent(group: Any, method: str, inner_steps: int) -> tuple[list[int], list[int
     net = nn.Sequential(nn.Linear(30, 90), nn.Tanh(), nn.Linear(90, 3))
     silk.distributed.broadcast(net, group)
     optimizer = METHODS[method](net.parameters(), generator=seeded(), process_group=group)
+    data = torch.randn(60, 30, generator=seeded()), torch.randint(3, (60,), generator=seeded())
     loader = silk.AnchorLoader(
-        (torch.randn(60, 30), torch.randint(3, (60,))),
+        data,
         40,
         8,
         inner_steps,
