@@ -9,7 +9,7 @@ from pathlib import Path
 from spidersilk.lab.commands.arguments import check_data_dir, check_folder
 from spidersilk.lab.commands.output import console, finish, show_table
 from spidersilk.lab.report import html
-from spidersilk.lab.run import batch
+from spidersilk.lab.run import batch, methods
 from spidersilk.lab.run.check import check_runs
 from spidersilk.lab.run.config import SETTINGS, RunConfig, apply_settings, from_yaml
 from spidersilk.lab.run.curve import load_run
@@ -53,7 +53,20 @@ def config_of(
     given = {key: value for key, value in flags.items() if value}
     given |= {} if name is None else {"name": SETTINGS["name"].parse("--name", name)}
     given |= {} if data_dir is None else {"data_dir": check_data_dir(data_dir)}
-    return replace(apply_settings(base, settings), **given)
+    config = replace(apply_settings(base, settings), **given)
+    _refuse_ignored(config)
+    return config
+
+
+def _refuse_ignored(config: RunConfig) -> None:
+    """A setting that the optimizer does not look at; several optimizers that are compared may share settings."""
+    defaults = RunConfig(config.task, config.optimizer)
+    for name in methods.find(config.optimizer).ignores:
+        if hasattr(config, name) and getattr(config, name) != getattr(defaults, name):
+            value = getattr(config, name)
+            raise ValueError(f"{name} = {value!r} has no effect on {config.optimizer}: leave it out")
+    if config.adaptive and config.completed().inner_steps != "auto":
+        raise ValueError(f"adaptive = {config.adaptive!r} has no effect without inner_steps=auto: set that too")
 
 
 def rivals(

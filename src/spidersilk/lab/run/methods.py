@@ -21,7 +21,8 @@ class Method:
     """How to make an optimizer of parameters, a `RunConfig` (where None is the optimizer's default) and a generator.
 
     A `plain` one is torch's and steps on small batches alone. `settings` hold for this method whatever the task says.
-    `like` names a method whose step sizes suit this one, for tasks that have none for it.
+    `like` names a method whose step sizes suit this one, for tasks that have none for it. `ignores` are settings of a
+    run that have no effect on it.
     """
 
     about: str
@@ -29,10 +30,16 @@ class Method:
     plain: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     like: str = ""
+    ignores: tuple[str, ...] = ()
+
+
+SPARSE = ("memory_decay", "k1", "k2", "groups")
+LOOPS = ("inner_steps", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
 
 
 def _plain(about: str, kind: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Method:
-    return Method(about, lambda params, values, _: kind(params, values.lr, **fixed), True, {"inner_steps": 1})
+    make = lambda params, values, _: kind(params, values.lr, **fixed)  # noqa: E731
+    return Method(about, make, True, {"inner_steps": 1}, ignores=(*SPARSE, *LOOPS))
 
 
 def _reduced(
@@ -41,11 +48,11 @@ def _reduced(
     """`fixed` are arguments of `kind` that a run cannot change."""
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
-        names = ("max_norm", "memory_decay", "k1", "k2", "groups") if sparse else ("max_norm",)
+        names = ("max_norm", *SPARSE) if sparse else ("max_norm",)
         given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
         return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
 
-    return Method(about, make, like=like)
+    return Method(about, make, like=like, ignores=tuple(fixed) if sparse else SPARSE)
 
 
 METHODS: dict[str, Method] = {
