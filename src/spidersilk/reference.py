@@ -1,4 +1,4 @@
-"""Algorithms 1 and 2 in plain, slow lines that read like the paper: the oracle of the tests, not for training.
+"""Algorithms 1 and 2, and sparse training, in plain, slow lines: the oracle of the tests, not for training.
 
 The numbers in the margin are the paper's line numbers. Everything is a function of a gradient oracle and of the batches
 it is given; nothing here uses the rest of the library but the `Selection` record, so that selections can be replayed.
@@ -270,3 +270,50 @@ def algorithm_2(
         trace.iterates.append(x)
     trace.output = x
     return trace
+
+
+@dataclass
+class SparseTraining:
+    """Sparse training of one weight in plain lines: x moves where `selected` says, and has state there alone.
+
+    `update` is what a base optimizer does to one entry: SGD with momentum (and Nesterov's form of it), or AdamW. A new
+    selection keeps the state of what stays. What enters has momentum 0 and the mean second moment of the others.
+    """
+
+    x: Tensor
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    betas: tuple[float, float] | None = None  # given: AdamW
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.steps = 0
+        self.selected = torch.zeros_like(self.x, dtype=torch.bool)
+        self.first, self.second = torch.zeros_like(self.x), torch.zeros_like(self.x)
+
+    def select(self, selected: Tensor) -> None:
+        stays = selected & self.selected
+        mean = self.second[self.selected].mean() if self.selected.any() else 0.0
+        self.first = torch.where(stays, self.first, 0.0)
+        self.second = torch.where(stays, self.second, torch.where(selected, mean, 0.0))
+        self.selected = selected
+
+    def update(self, gradient: Tensor) -> None:
+        self.steps += 1
+        if self.betas is None:
+            gradient = gradient + self.weight_decay * self.x
+            self.first = gradient if self.steps == 1 else self.momentum * self.first + gradient
+            move = gradient + self.momentum * self.first if self.nesterov else self.first
+            new = self.x - self.lr * (move if self.momentum else gradient)
+        else:
+            beta1, beta2 = self.betas
+            self.first = beta1 * self.first + (1 - beta1) * gradient
+            self.second = beta2 * self.second + (1 - beta2) * gradient**2
+            first = self.first / (1 - beta1**self.steps)
+            second = self.second / (1 - beta2**self.steps)
+            new = (1 - self.lr * self.weight_decay) * self.x - self.lr * first / (second.sqrt() + self.eps)
+        self.x = torch.where(self.selected, new, self.x)
+        self.first = torch.where(self.selected, self.first, 0.0)
+        self.second = torch.where(self.selected, self.second, 0.0)

@@ -1,7 +1,8 @@
-"""What a backend of kernels offers: four operations on flat vectors, and the records that go in and come out.
+"""What a backend of kernels offers: operations on flat vectors, and the records that go in and come out.
 
-A backend is a file with a class that has these four methods; `backends.py` says which one is used where. Vectors are
-1-D and contiguous; "flat" indices count through the entries of several tensors as if these were concatenated.
+A backend is a file with a class that has these methods; a subclass of `PlainKernels` needs those alone that it does
+otherwise. `backends.py` says which one is used where. Vectors are 1-D and contiguous; "flat" indices count through the
+entries of several tensors as if these were concatenated.
 """
 
 from __future__ import annotations
@@ -74,6 +75,17 @@ class Update:
         return torch.cat([self.values[: self.k1], random])
 
 
+class Entries(NamedTuple):
+    """Some entries of a weight, and a copy of them that is trained in their place."""
+
+    weight: Tensor
+    """A view of it as a vector."""
+    indices: Tensor
+    """Ascending, int32 or int64."""
+    master: Tensor
+    """One value for each index, of the weight's dtype or a wider one."""
+
+
 class Outcome(NamedTuple):
     """What came of an update."""
 
@@ -110,4 +122,27 @@ class Kernels(Protocol):
 
     def advance(self, update: Update) -> Outcome:
         """Do all of an update in as few passes over the vectors as the backend can."""
+        ...
+
+    def take(self, vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+        """out := the vector's entries at `indices`, in the dtype of `out`; with `add`, they are added to it.
+
+        `vector` may be any tensor whose entries fill a block of memory: they count in the order in which they lie.
+        """
+        ...
+
+    def carry(self, old: Tensor, new: Tensor, values: Sequence[Tensor], entering: Sequence[Tensor]) -> list[Tensor]:
+        """For each of `values`, which belong to the indices `old`: those of the indices `new`.
+
+        An index that is not among the old ones gets what is `entering`: one number, or a value for each of `new`. Both
+        lists of indices ascend.
+        """
+        ...
+
+    def refresh(self, parts: Sequence[Entries]) -> None:
+        """A master that is not what its weight holds, rounded to the weight's dtype, becomes what the weight holds."""
+        ...
+
+    def write_through(self, parts: Sequence[Entries]) -> None:
+        """Weights := masters, rounded."""
         ...

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from spidersilk.kernels.interface import Flag, Outcome, Seed, Tensors, Update
+from spidersilk.kernels.interface import Entries, Flag, Outcome, Seed, Tensors, Update
 
 
 class PlainKernels:
@@ -48,6 +48,29 @@ class PlainKernels:
         if finite:
             update.remember(update)
         return Outcome(finite)
+
+    def take(self, vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+        flat = vector.detach().as_strided((vector.numel(),), (1,))
+        values = flat.index_select(0, indices).to(out.dtype)
+        if add:
+            out.add_(values)
+        else:
+            out.copy_(values)
+
+    def carry(self, old: Tensor, new: Tensor, values: Sequence[Tensor], entering: Sequence[Tensor]) -> list[Tensor]:
+        place = torch.searchsorted(old, new).clamp_(max=max(old.numel() - 1, 0))
+        stays = old[place] == new
+        return [torch.where(stays, value[place], other) for value, other in zip(values, entering, strict=True)]
+
+    def refresh(self, parts: Sequence[Entries]) -> None:
+        for weight, indices, master in parts:
+            held = weight.index_select(0, indices)
+            same = (master.to(held.dtype) == held) | (held.isnan() & master.isnan())
+            master.copy_(torch.where(same, master, held.to(master.dtype)))
+
+    def write_through(self, parts: Sequence[Entries]) -> None:
+        for weight, indices, master in parts:
+            weight.index_copy_(0, indices.long(), master.to(weight.dtype))
 
 
 PLAIN = PlainKernels()

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spidersilk.kernels.interface import Form, Outcome, Seed, Tensors, Update
-from spidersilk.kernels.numba import selection, updates
+from spidersilk.kernels.interface import Entries, Form, Outcome, Seed, Tensors, Update
+from spidersilk.kernels.numba import entries, selection, updates
 from spidersilk.kernels.numba.scalars import BIN_BITS, BLOCK
 from spidersilk.kernels.plain import PLAIN
 
@@ -122,6 +122,22 @@ class NumbaKernels:
             _array(memory).view(key), each=[(row, x, gradients, offsets, rates) for row in counts],
         )  # fmt: skip
         return Outcome(all(finite), made, counts[0] if len(counts) == 1 else counts.sum(axis=0, dtype=np.int64))
+
+    def take(self, vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+        flat = vector.detach().as_strided((vector.numel(),), (1,))
+        _share(entries.take, _ranges(indices.numel()), _array(flat), _array(indices), _array(out), add)
+
+    carry = PLAIN.carry
+
+    def refresh(self, parts: Sequence[Entries]) -> None:
+        for weight, indices, master in parts:
+            arrays = _array(weight), _array(indices), _array(master)
+            _share(entries.refresh, _ranges(indices.numel()), *arrays)
+
+    def write_through(self, parts: Sequence[Entries]) -> None:
+        for weight, indices, master in parts:
+            arrays = _array(weight), _array(indices), _array(master)
+            _share(entries.write, _ranges(indices.numel()), *arrays)
 
 
 def _mark_top(bits: np.ndarray, k: int, hint: object) -> np.ndarray:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from spidersilk.kernels.interface import Flag, Outcome, Seed, Tensors, Update
+from spidersilk.kernels.interface import Entries, Flag, Outcome, Seed, Tensors, Update
 from spidersilk.kernels.plain import PLAIN
-from spidersilk.kernels.triton import plan, vectors
+from spidersilk.kernels.triton import entries, plan, vectors
 
 
 class TritonKernels:
@@ -19,6 +19,7 @@ class TritonKernels:
     refuses_non_finite = False
 
     def __init__(self) -> None:
+        self._entries: dict[torch.dtype, entries.EntryTable] = {}
         self._tables: dict[tuple[str, tuple[int, ...], torch.device], vectors.FlatTensors] = {}
 
     def select(self, memory: Tensor, k1: int, k2: int, seed: Seed, hint: object = None) -> tuple[Tensor, Tensor]:
@@ -60,6 +61,27 @@ class TritonKernels:
         if update.rates is not None and len(set(update.rates)) == 1:
             gradients = self._move(update, update.rates[0], flag.raised)
         return Outcome(update.flag is not None or not bool(flag.raised), gradients)
+
+    def take(self, vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+        entries.take_entries(vector, indices, out, add)
+
+    def carry(self, old: Tensor, new: Tensor, values: Sequence[Tensor], entering: Sequence[Tensor]) -> list[Tensor]:
+        return entries.carry_values(old, new, values, entering)
+
+    def refresh(self, parts: Sequence[Entries]) -> None:
+        self._through(parts, False)
+
+    def write_through(self, parts: Sequence[Entries]) -> None:
+        self._through(parts, True)
+
+    def _through(self, parts: Sequence[Entries], write: bool) -> None:
+        """One launch for all weights whose indices are of one dtype."""
+        for dtype in dict.fromkeys(part.indices.dtype for part in parts):
+            alike = [part for part in parts if part.indices.dtype == dtype]
+            table = self._entries.get(dtype)
+            if table is None or table.addresses != entries.addresses_of(alike):
+                table = self._entries[dtype] = entries.EntryTable(alike)
+            table.go(write)
 
     def _move(self, update: Update, rate: float, flag: Tensor) -> list[Tensor]:
         sizes = [p.numel() for p in update.params]

@@ -1,0 +1,62 @@
+"""A GPT-shaped model in bfloat16 with random weights: RMSNorm, attention, a 4d MLP, an untied head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+SIZES = {  # width, layers, heads, vocabulary
+    "tiny": (64, 2, 2, 256),
+    "20m": (512, 6, 8, 1000),
+    "85m": (768, 12, 12, 256),
+    "2.7b": (2560, 32, 32, 32_000),
+    "6.7b": (4096, 32, 32, 32_000),
+}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, size: str, checkpointing: bool = True):
+        super().__init__()
+        width, layers, heads, vocabulary = SIZES[size]
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.checkpointing, self.vocabulary = checkpointing, vocabulary
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens[:, :-1])
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def make(size: str, device: str, dtype: torch.dtype = torch.bfloat16, checkpointing: bool = True) -> GPT:
+    """Built on the device, in its dtype, so that nothing larger ever exists."""
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return GPT(size, checkpointing)
+    finally:
+        torch.set_default_dtype(default)

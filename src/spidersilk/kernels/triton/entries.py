@@ -1,0 +1,142 @@
+"""Triton kernels for single entries of weights and their gradients, and their launches.
+
+One launch goes over the entries of many weights: a table on the device has for each weight its address, those of its
+indices and masters, and how many entries there are; another says for each tile of entries which weight it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spidersilk.kernels.interface import Entries
+from spidersilk.kernels.triton.launch import ceil_div, launch
+
+TILE = 1024
+
+
+@triton.jit(do_not_specialize=["k"])
+def take(vector_ptr, indices_ptr, out_ptr, k, ADD: tl.constexpr, TILE: tl.constexpr):
+    """out := (or +=) the vector's entries at the indices."""
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    mask = place < k
+    index = tl.load(indices_ptr + place, mask=mask, other=0).to(tl.int64)
+    value = tl.load(vector_ptr + index, mask=mask, other=0).to(out_ptr.dtype.element_ty)
+    if ADD:
+        value += tl.load(out_ptr + place, mask=mask, other=0)
+    tl.store(out_ptr + place, value, mask=mask)
+
+
+@triton.jit(do_not_specialize=["k_old", "k"])
+def find(old_ptr, new_ptr, place_ptr, k_old, k, STEPS: tl.constexpr, TILE: tl.constexpr):
+    """For each new index its place among the old ones, -1 if it is not there; both ascend."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    mask = at < k
+    wanted = tl.load(new_ptr + at, mask=mask, other=0)
+    low = tl.zeros([TILE], dtype=tl.int32)
+    high = low + k_old
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        below = (middle < high) & (tl.load(old_ptr + middle, mask=mask & (middle < k_old), other=0) < wanted)
+        low = tl.where(below, middle + 1, low)
+        high = tl.where(below, high, middle)
+    there = mask & (low < k_old)
+    found = there & (tl.load(old_ptr + low, mask=there, other=0) == wanted)
+    tl.store(place_ptr + at, tl.where(found, low, -1), mask=mask)
+
+
+@triton.jit(do_not_specialize=["k"])
+def bring(place_ptr, value_ptr, entering_ptr, out_ptr, k, ONE: tl.constexpr, TILE: tl.constexpr):
+    """out := the value at its place, or what is entering (ONE number for all) where the place is -1."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    mask = at < k
+    place = tl.load(place_ptr + at, mask=mask, other=-1)
+    stays = place >= 0
+    value = tl.load(value_ptr + place, mask=mask & stays, other=0)
+    other = tl.load(entering_ptr) if ONE else tl.load(entering_ptr + at, mask=mask & ~stays, other=0)
+    tl.store(out_ptr + at, tl.where(stays, value, other), mask=mask)
+
+
+@triton.jit
+def through(
+    tiles_ptr, table_ptr, weight_ptr, indices_ptr, master_ptr, WRITE: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """Write masters to weights; or let masters that are not what the weights hold, rounded, become that.
+
+    The last three pointers say which dtypes there are; a row of the table is weight, indices, masters, count.
+    """
+    weight = tl.load(tiles_ptr + 2 * tl.program_id(0))
+    at = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1)
+    row = table_ptr + 4 * weight
+    place = at + tl.arange(0, TILE)
+    mask = place < tl.load(row + 3)
+    index = tl.load(tl.load(row + 1).to(indices_ptr.dtype) + place, mask=mask, other=0).to(tl.int64)
+    entry = tl.load(row).to(weight_ptr.dtype) + index
+    masters = tl.load(row + 2).to(master_ptr.dtype) + place
+    master = tl.load(masters, mask=mask, other=0)
+    rounded = master.to(weight_ptr.dtype.element_ty)
+    if WRITE:
+        tl.store(entry, rounded, mask=mask)
+    else:
+        held = tl.load(entry, mask=mask, other=0)
+        tl.store(masters, held.to(master_ptr.dtype.element_ty), mask=mask & (rounded != held))
+
+
+def take_entries(vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+    k = indices.numel()
+    if k:
+        key = ("take", k, vector.dtype, indices.dtype, out.dtype, add, vector.get_device())
+        launch(key, take, ceil_div(k, TILE), (vector, indices, out), (k,), lambda: {"ADD": add, "TILE": TILE})
+
+
+def carry_values(old: Tensor, new: Tensor, values: Sequence[Tensor], entering: Sequence[Tensor]) -> list[Tensor]:
+    k, device = new.numel(), new.get_device()
+    place = torch.empty(k, dtype=torch.int32, device=new.device)
+    steps = old.numel().bit_length()
+    key = ("find", old.numel(), k, old.dtype, device)
+    options = {"STEPS": steps, "TILE": TILE}
+    launch(key, find, ceil_div(k, TILE), (old, new, place), (old.numel(), k), lambda: options)
+    brought = []
+    for value, other in zip(values, entering, strict=True):
+        out = torch.empty_like(value)
+        one = other.numel() == 1 and k != 1
+        key = ("bring", k, value.dtype, other.dtype, one, device)
+        options = {"ONE": one, "TILE": TILE}
+        launch(key, bring, ceil_div(k, TILE), (place, value, other, out), (k,), lambda given=options: given)
+        brought.append(out)
+    return brought
+
+
+class EntryTable:
+    """The tables of a list of entries, of one device and one dtype each of weights, indices and masters.
+
+    It holds addresses: who holds the tensors sees to it that they are still those.
+    """
+
+    def __init__(self, parts: Sequence[Entries]):
+        self.addresses = addresses_of(parts)
+        weight, indices, master = parts[0]
+        device = weight.device
+        counts = np.array([part.indices.numel() for part in parts])
+        tiles = -(-counts // TILE)
+        numbers = np.repeat(np.arange(len(parts)), tiles)
+        starts = (np.arange(len(numbers)) - (np.cumsum(tiles) - tiles)[numbers]) * TILE
+        self.tiles = torch.from_numpy(np.stack([numbers, starts], 1)).to(device)
+        self.table = torch.from_numpy(np.column_stack([np.array(self.addresses, np.int64), counts])).to(device)
+        self.like = tuple(tensor[:0] for tensor in (weight.new_empty(1), indices.new_empty(1), master.new_empty(1)))
+        self.kinds = weight.dtype, indices.dtype, master.dtype, weight.get_device()
+
+    def go(self, write: bool) -> None:
+        programs = len(self.tiles)
+        if programs:
+            key, options = ("through", write, programs, self.kinds), {"WRITE": write, "TILE": TILE}
+            launch(key, through, programs, (self.tiles, self.table, *self.like), (), lambda: options)
+
+
+def addresses_of(parts: Sequence[Entries]) -> list[tuple[int, ...]]:
+    return [(weight.data_ptr(), indices.data_ptr(), master.data_ptr()) for weight, indices, master in parts]

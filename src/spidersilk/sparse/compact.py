@@ -1,0 +1,134 @@
+"""The selected entries of one weight, and the small parameter that is trained in their place."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spidersilk.kernels.interface import Entries, Kernels, Seed
+from spidersilk.operator.counts import Count, counts_within
+
+HALVES = (torch.bfloat16, torch.float16)
+CHANGED = (
+    "a weight was moved to another device or dtype after the optimizer was made, which does not follow: move the model "
+    "first, then make the optimizer"
+)
+SMALL = 1 << 16  # entries of a vector (a norm, a bias) that is trained whole
+
+
+def is_trained_whole(weight: Tensor, k1: Count, k2: Count) -> bool:
+    """Whether all of its entries are trained: it is a small vector, or k is all of it."""
+    return (weight.dim() < 2 and weight.numel() <= SMALL) or sum(
+        counts_within(k1, k2, weight.numel())
+    ) == weight.numel()
+
+
+class Compact:
+    """`param` holds the entries of `weight` at `indices`, in float32 where the weight is in half precision.
+
+    Its size never changes. `is_due`: the next gradient that arrives decides on new indices.
+    """
+
+    def __init__(self, number: int, weight: Tensor, k1: Count, k2: Count):
+        size = weight.numel()
+        self.number, self.weight, self.flat = number, weight, as_vector(weight)
+        self.kind = weight.device, weight.dtype
+        self.index_dtype = torch.int32 if size < 2**31 else torch.int64
+        self.is_whole = is_trained_whole(weight, k1, k2)
+        self.k1, self.k2 = (size, 0) if self.is_whole else counts_within(k1, k2, size)
+        self.param = nn.Parameter(torch.zeros(self.k1 + self.k2, dtype=master_dtype(weight), device=weight.device))
+        self.indices: Tensor | None = None
+        self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
+        self.is_due = self.chooses
+        if self.is_whole:
+            self.show(torch.arange(size, device=weight.device))
+
+    @property
+    def entries(self) -> Entries:
+        """With the weight where it is now."""
+        assert self.indices is not None
+        if self.weight.data_ptr() != self.flat.data_ptr():
+            if (self.weight.device, self.weight.dtype) != self.kind or not is_dense(self.weight):
+                raise RuntimeError(CHANGED)
+            self.flat = as_vector(self.weight)
+        return Entries(self.flat, self.indices, self.param.detach())
+
+    def show(self, indices: Tensor) -> None:
+        """Stand for these entries, as the weight holds them."""
+        self.indices = indices.to(self.index_dtype)
+        self.param.detach().copy_(self.flat[indices])
+
+    def draw(self, seed: Seed, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
+        """Choose k2 entries at random, which needs no gradient."""
+        self._change(kernels.select(self.flat, 0, self.k2, seed)[1], kernels, state)
+
+    def choose(self, gradient: Tensor, seed: Seed, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
+        """Choose the k1 entries with the largest gradient, and k2 others at random."""
+        gradient = as_vector(gradient)
+        if gradient.device.type == "cpu" and not bool(gradient.isfinite().all()):
+            gradient = gradient.nan_to_num()
+        top, random = kernels.select(gradient, self.k1, self.k2, seed)
+        self._change(torch.cat([top, random]).sort().values if self.k2 else top, kernels, state)
+        self.is_due = False
+
+    def _change(self, indices: Tensor, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
+        """Stand for other entries. What stays selected keeps its value and its `state`.
+
+        For what enters, a momentum starts at 0, and a second moment at the mean of those that the weight has so far.
+        """
+        old, master = self.indices, self.param.detach()
+        if old is None:
+            self.show(indices)
+            return
+        new, held = indices.to(self.index_dtype), torch.empty_like(master)
+        kernels.take(self.flat, new, held, False)
+        kept = {n: x for n, x in state.items() if isinstance(x, Tensor) and x.shape == master.shape and n != "step"}
+        entering = [x.mean() if is_second_moment(name) else x.new_zeros(()) for name, x in kept.items()]
+        self.param.data, *values = kernels.carry(old, new, [master, *kept.values()], [held, *entering])
+        state.update(zip(kept, values, strict=True))
+        self.indices = new
+
+    def collect(self, gradient: Tensor, kernels: Kernels) -> None:
+        """Add a gradient of the weight, at the indices, to that of `param`."""
+        assert self.indices is not None
+        add = self.param.grad is not None
+        if not add:
+            self.param.grad = torch.empty_like(self.param)
+        assert self.param.grad is not None
+        kernels.take(gradient, self.indices, self.param.grad, add)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether its entries fill a block of memory, each once, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def master_dtype(weight: Tensor) -> torch.dtype:
+    return torch.float32 if weight.dtype in HALVES else weight.dtype
+
+
+def is_second_moment(name: str) -> bool:
+    """Whether a state entry of a torch optimizer averages squares: exp_avg_sq, max_exp_avg_sq, square_avg, sum."""
+    return "sq" in name or name == "sum"
+
+
+def as_vector(tensor: Tensor) -> Tensor:
+    """A view of all entries, in the order in which they lie in memory; they must fill it, each once."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def laid_out_like(gradient: Tensor, weight: Tensor) -> Tensor:
+    """A gradient with its entries in the order of its weight's, in memory."""
+    if gradient.layout == torch.strided and gradient.stride() == weight.stride():
+        return gradient
+    return torch.empty_like(weight, dtype=gradient.dtype, requires_grad=False).copy_(
+        gradient.to_dense() if gradient.layout != torch.strided else gradient
+    )
