@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spidersilk.operator.settings import RTop
     from spidersilk.operator.sparsity import captured_energy, entropy
     from spidersilk.sparse.optimizers import SparseAdamW, SparseSGD
+    from spidersilk.sparse.sparse import Sparse
     from spidersilk.theory.inspection import Inspection, inspect
     from spidersilk.theory.planner import Plan, plan
     from spidersilk.variance.divergence import DivergenceError
@@ -37,6 +38,7 @@ __all__ = [
     "Plan",
     "RTop",
     "Selection",
+    "Sparse",
     "SparseAdamW",
     "SparseSGD",
     "SparseSVRG",
@@ -55,8 +57,8 @@ __all__ = [
 # torch.
 _HOMES = (
     "loop.lengths", "loop.loader", "loop.markers", "loop.step_size", "operator.rtop", "operator.selection",
-    "operator.settings", "operator.sparsity", "sparse.optimizers", "theory.inspection", "theory.planner",
-    "variance.divergence", "variance.lazy", "variance.measures", "variance.optimizers", "variance.variance_reduced",
+    "operator.settings", "operator.sparsity", "sparse.optimizers", "sparse.sparse", "theory.inspection",
+    "theory.planner", "variance.divergence", "variance.lazy", "variance.measures", "variance.optimizers", "variance.variance_reduced",
 )  # fmt: skip
 
 
