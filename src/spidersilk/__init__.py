@@ -58,7 +58,8 @@ __all__ = [
 _HOMES = (
     "loop.lengths", "loop.loader", "loop.markers", "loop.step_size", "operator.rtop", "operator.selection",
     "operator.settings", "operator.sparsity", "sparse.optimizers", "sparse.sparse", "theory.inspection",
-    "theory.planner", "variance.divergence", "variance.lazy", "variance.measures", "variance.optimizers", "variance.variance_reduced",
+    "theory.planner", "variance.divergence", "variance.lazy", "variance.measures", "variance.optimizers",
+    "variance.variance_reduced",
 )  # fmt: skip
 
 
