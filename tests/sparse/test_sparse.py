@@ -68,7 +68,7 @@ def follows_the_oracle(base: str, k1: float, k2: float, backend: str, steps: int
     for step in range(steps):
         wanted = torch.autograd.grad(loss_of(model, batch(step)), weights)
         loss_of(model, batch(step)).backward()
-        compacts = {id(c.weight): c for c in optimizer._compacts.values()}
+        compacts = {id(c.weight): c for c in optimizer._weights}
         for weight, oracle, gradient in zip(weights, oracles, wanted, strict=True):
             assert weight.grad is None
             compact = compacts[id(weight)]
@@ -193,7 +193,7 @@ def test_gradients_are_freed_as_they_arrive() -> None:
 def test_half_precision_has_float32_masters() -> None:
     """Steps too small for bfloat16 add up in the masters."""
     model, optimizer = small(dtype=torch.bfloat16, base=torch.optim.SGD, lr=1e-5, inner_steps=None)
-    compact = next(c for c in optimizer._compacts.values() if c.weight is model[0].weight)
+    compact = next(c for c in optimizer._weights if c.weight is model[0].weight)
     assert compact.param.dtype == torch.float32
     assert compact.indices.dtype == torch.int32
     before = compact.param.detach().clone()
@@ -323,7 +323,7 @@ def test_a_closure_and_an_anchor_loader() -> None:
                 return loss
 
             assert optimizer.step(closure, anchor=is_anchor, samples=len(x)) is not None
-            selections.append(next(iter(optimizer._compacts.values())).indices.tolist())
+            selections.append(next(iter(optimizer._weights)).indices.tolist())
         assert len({tuple(s) for s in selections}) == 3
         assert optimizer.steps == 12
         assert optimizer.gradient_queries == pytest.approx(3 * (24 + 3 * 8) * optimizer.density)
@@ -349,7 +349,7 @@ def test_tied_weights_are_one() -> None:
     model[2].weight = model[0].weight
     optimizer = Sparse(model, torch.optim.SGD, lr=0.1, k2=0.5, generator=seeded())
     assert len(optimizer.param_groups[0]["params"]) == 1
-    compact = next(iter(optimizer._compacts.values()))
+    compact = next(iter(optimizer._weights))
     loss = model(torch.ones(2, 8)).square().sum()
     (wanted,) = torch.autograd.grad(loss, [model[0].weight], retain_graph=True)
     loss.backward()

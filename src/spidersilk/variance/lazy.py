@@ -26,7 +26,7 @@ from spidersilk.variance.lazy_rows import LazyRows
 from spidersilk.variance.method import Choose, Method
 from spidersilk.variance.over_base import CHANGED
 from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler
-from spidersilk.variance.saving import Saves
+from spidersilk.variance.saving import Saves, check_settings
 from spidersilk.variance.two_point import Closure, TwoPoint
 
 
@@ -209,6 +209,7 @@ class LazySVRG(CountsLoops, Saves):
         flags = {"_has_memory": self._has_memory, "_has_selection": self._has_selection}
         groups = [{name: value for name, value in g.items() if name != "params"} for g in self.param_groups]
         return {
+            "settings": self._settings(),
             "stream": self._stream.state_dict(),
             "counters": self._loop.state_dict() | flags,
             "param_groups": groups,
@@ -216,6 +217,7 @@ class LazySVRG(CountsLoops, Saves):
         }
 
     def _check(self, state: dict[str, Any]) -> None:
+        check_settings(state, self._settings(), "LazySVRG")
         counters: Form = {**LoopCounter.FORM, "_has_memory": bool, "_has_selection": bool}
         groups: list[Form] = [{"lr": (float, Tensor)} for _ in self.param_groups]
         form: Form = {"stream": Stream.FORM, "counters": counters, "param_groups": groups, "rows": self._rows.form()}
@@ -230,9 +232,6 @@ class LazySVRG(CountsLoops, Saves):
         for group, saved in zip(self.param_groups, state["param_groups"], strict=True):
             group.update(saved)
         self._rows.load_state_dict(state["rows"])
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a LazySVRG holds hooks of its model: save its state_dict() instead")
 
     def _settings(self) -> dict[str, Any]:
         shapes = [list(p.shape) for p in self._slab.params]

@@ -18,10 +18,6 @@ class Saves(Optimizer):
     """`state_dict` and `load_state_dict` around what a subclass makes, checks and loads."""
 
     @abstractmethod
-    def _settings(self) -> dict[str, Any]:
-        """What must be equal for a saved state to fit."""
-
-    @abstractmethod
     def _save(self) -> dict[str, Any]: ...
 
     @abstractmethod
@@ -35,26 +31,38 @@ class Saves(Optimizer):
         """All that the next step needs; tensors are the optimizer's own, as with torch's optimizers."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state = {"settings": self._settings(), **self._save()}
+        state = self._save()
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, state)
             state = state if changed is None else changed
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the `state_dict` of an optimizer with the same settings, over parameters of the same sizes."""
+        """Go on from the `state_dict` of an optimizer with the same settings, over parameters of the same sizes.
+
+        A state that does not fit changes nothing.
+        """
         check_saved("the state", state_dict, {})
         state = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, state)
             state = state if changed is None else changed
-        if "settings" not in state:
-            raise ValueError(f"not a state of {type(self).__name__}: it has {', '.join(state)} and no settings")
-        check_same_settings(self._settings(), state["settings"], "construct the same one")
         self._check(state)
         self._load(state)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            f"a {type(self).__name__} holds views and hooks of its parameters: save its state_dict() instead"
+        )
+
+
+def check_settings(state: dict[str, Any], settings: dict[str, Any], name: str) -> None:
+    """Refuse the state of another optimizer."""
+    if "settings" not in state:
+        raise ValueError(f"not a state of {name}: it has {', '.join(state)} and no settings")
+    check_same_settings(settings, state["settings"], "construct the same one")
 
 
 def check_counted(state: dict[str, Any]) -> None:

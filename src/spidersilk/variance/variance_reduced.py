@@ -29,7 +29,7 @@ from spidersilk.variance.method import Choose, Method, Move, check_base, check_m
 from spidersilk.variance.over_base import CHANGED, OverBase
 from spidersilk.variance.rank_facts import facts_of
 from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler, refuse_skipped_batches
-from spidersilk.variance.saving import check_base_state, check_counted, check_engine_state
+from spidersilk.variance.saving import check_base_state, check_counted, check_engine_state, check_settings
 from spidersilk.variance.smoothness import Secants
 from spidersilk.variance.two_point import Closure, Point
 from spidersilk.variance.watch import Watch
@@ -264,13 +264,15 @@ class VarianceReduced(CountsLoops, OverBase):
     def _save(self) -> dict[str, Any]:
         self._workers.check_can_pass(self.anchor_share)
         meter = self._watch.meter.state_dict() | {"smoothness": self.smoothness, "longest": self._loop.longest}
-        state = {"stream": self._stream.state_dict(), "counters": self._loop.state_dict(), "meter": meter}
+        state = {"settings": self._settings(), "stream": self._stream.state_dict()}
+        state |= {"counters": self._loop.state_dict(), "meter": meter}
         if self._engine is not None and self._workers.world == 1:
             self.check()
         state |= {} if self._engine is None else self._engine.state_dict()
         return state | {"base": self.base.state_dict()}
 
     def _check(self, state: dict[str, Any]) -> None:
+        check_settings(state, self._settings(), type(self).__name__)
         check_counted(state)
         self._workers.check_can_pass(state["counters"]["anchor_share"])
         check_base_state(state["base"], self.base)
@@ -290,9 +292,6 @@ class VarianceReduced(CountsLoops, OverBase):
             self._built().load_state_dict(state)
             if self._flag is not None:
                 self._flag.reset()
-
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a VarianceReduced optimizer holds views of its parameters: save its state_dict() instead")
 
     def _settings(self) -> dict[str, Any]:
         sizes = [slab.sizes for slab in make_slabs(self.param_groups)]

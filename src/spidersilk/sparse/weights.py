@@ -1,0 +1,101 @@
+"""The weights of an optimizer: what is stepped in their place, who hears of their gradients, and how to let go."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from spidersilk.kernels import backends
+from spidersilk.kernels.interface import Entries, Kernels
+from spidersilk.operator.counts import Count
+from spidersilk.sparse.compact import HALVES, Compact, is_dense, is_trained_whole
+from spidersilk.sparse.owners import Owners
+
+Collect = Callable[[Compact], None]
+_TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly
+
+
+class Weights:
+    """Makes compact parameters, puts them on their modules, and calls `collect` when a gradient has arrived.
+
+    It ends with the optimizer whose method `collect` is: then, or with `close`, the model is as it was.
+    """
+
+    def __init__(self, model: nn.Module | None, backend: str, collect: Collect):
+        self.d = 0  # entries of all weights
+        self.by_param: dict[Tensor, Compact] = {}  # by the parameter that is stepped
+        self._backend = backend
+        self._kernels: dict[tuple[torch.device, torch.dtype], Kernels] = {}
+        self._collect = weakref.WeakMethod(collect)
+        self._handles: list[Any] = []
+        self._owners = Owners(model)
+        optimizer = collect.__self__  # pyright: ignore[reportFunctionMemberAccess]
+        self.close = weakref.finalize(optimizer, _let_go, self._handles, self._owners)
+
+    def __iter__(self) -> Iterator[Compact]:
+        return iter(self.by_param.values())
+
+    def stand_ins(self, weights: Sequence[Tensor], k1: Count, k2: Count) -> list[Tensor]:
+        """What is stepped for these weights: compact parameters; weights that are trained whole as they are."""
+        params = [self._stand_in(weight, k1, k2) for weight in weights]
+        self._owners.place([self.by_param[p] for p in params if p in self.by_param])
+        return params
+
+    def _stand_in(self, weight: Tensor, k1: Count, k2: Count) -> Tensor:
+        _check(weight)
+        self.d += weight.numel()
+        whole = is_trained_whole(weight, k1, k2)
+        if not is_dense(weight) or (whole and weight.dtype not in HALVES):
+            return weight
+        compact = Compact(len(self.by_param), weight, k1, k2)
+        self.by_param[compact.param] = compact
+        self._kernels[compact.kind] = backends.find(self._backend, [compact.kind])
+        heard = self._collect
+
+        def arrived(_: Tensor) -> None:
+            collect = heard()
+            if collect is not None:
+                collect(compact)
+
+        needs = weight.requires_grad
+        weight.requires_grad_(True)  # torch wants it for a hook; a frozen one may be unfrozen later
+        self._handles.append(weight.register_post_accumulate_grad_hook(arrived))
+        weight.requires_grad_(needs)
+        _TRAINED[weight] = weakref.ref(self)
+        return compact.param
+
+    def kernels(self, compact: Compact) -> Kernels:
+        return self._kernels[compact.kind]
+
+    def parts(self, stepped: Sequence[Tensor]) -> list[tuple[Kernels, list[Entries]]]:
+        """The entries that these parameters stand for, by the kernels that work on them."""
+        parts: dict[tuple[torch.device, torch.dtype], list[Entries]] = defaultdict(list)
+        for p in stepped:
+            compact = self.by_param.get(p)
+            if compact is not None:
+                parts[compact.kind].append(compact.entries)
+        return [(self._kernels[kind], entries) for kind, entries in parts.items()]
+
+
+def _check(weight: Tensor) -> None:
+    if not weight.is_floating_point():
+        raise ValueError(f"a parameter of {weight.dtype}: only real floating-point parameters can be selected from")
+    if weight.is_meta:
+        raise ValueError("parameters on the meta device have no values: give them some first (model.to_empty(...))")
+    reference = _TRAINED.get(weight)
+    other = None if reference is None else reference()
+    if other is not None and other.close.alive:
+        raise ValueError("a parameter has a sparse optimizer already, or is given twice: call close() on the other one")
+
+
+def _let_go(handles: list[Any], owners: Owners) -> None:
+    """Take hooks and compact parameters from the model; also when an optimizer is no longer there."""
+    for handle in handles:
+        handle.remove()
+    owners.close()
