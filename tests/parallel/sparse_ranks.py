@@ -1,0 +1,144 @@
+"""What the processes of test_together.py run: sparse training, each rank on its part of every batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import spidersilk as silk
+
+X = torch.randn(64, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+Y = torch.randint(3, (64,), generator=torch.Generator().manual_seed(2))
+
+
+def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 3)).to(dtype)
+
+
+def make(model: nn.Module, group: Any, **options: Any) -> silk.Sparse:
+    defaults: dict[str, Any] = {"k1": 0.0, "k2": 0.2, "inner_steps": 5, "lr": 0.01}
+    defaults |= {"generator": torch.Generator().manual_seed(3)}
+    return silk.SparseAdamW(model, process_group=group, **(defaults | options))
+
+
+def train(model: nn.Module, optimizer: silk.Sparse, group: Any, steps: int) -> None:
+    rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    dtype = next(model.parameters()).dtype
+    for step in range(steps):
+        batch = torch.randperm(64, generator=torch.Generator().manual_seed(step))[:16].chunk(world)[rank]
+        F.cross_entropy(model(X[batch].to(dtype)), Y[batch]).backward()
+        optimizer.step(samples=len(batch))
+        optimizer.zero_grad()
+
+
+def flat(model: nn.Module) -> Tensor:
+    weights = [p for name, p in model.named_parameters() if not name.endswith("_compact")]
+    return torch.cat([p.detach().reshape(-1) for p in weights])
+
+
+def trajectory(group: Any, steps: int = 30, ddp: bool = False, **options: Any) -> tuple[Tensor, float]:
+    model = network()
+    optimizer = make(model, group, **options)
+    called = DistributedDataParallel(model, process_group=group) if ddp else model
+    train(called, optimizer, group, steps)
+    queries = optimizer.gradient_queries
+    optimizer.close()
+    return flat(model), queries
+
+
+def sent(group: Any, steps: int) -> tuple[int, int, int, list[int]]:
+    """k, and what was handed over: values, at anchors, and the size of every message."""
+    model = network(torch.float32)
+    optimizer = make(model, group)
+    messages: list[int] = []
+    original = dist.all_reduce
+
+    def counting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        messages.append(tensor.numel() * tensor.element_size())
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = counting
+    try:
+        train(model, optimizer, group, steps)
+    finally:
+        dist.all_reduce = original
+    traffic, k = optimizer.traffic, optimizer.k
+    optimizer.close()
+    return k, traffic.small_steps, traffic.anchors, messages
+
+
+def outcome(group: Any, wrong: str) -> str:
+    odd = dist.get_rank(group) == 1
+    model = network(seed=int(odd and wrong == "parameters"))
+    options: dict[str, Any] = {"k2": 0.3} if odd and wrong == "settings" else {}
+    if odd and wrong == "seed":
+        options["generator"] = torch.Generator().manual_seed(99)
+    if odd and wrong == "step size":
+        options["lr"] = 0.5
+    optimizer = make(model, group, **options)
+    try:
+        train(model, optimizer, group, 1)
+    except silk.distributed.DisagreementError as error:
+        return error.what
+    finally:
+        optimizer.close()
+    return ""
+
+
+def drifted(group: Any) -> str:
+    """A weight that changes on one rank alone comes out at the next selection."""
+    model = network()
+    optimizer = make(model, group)
+    try:
+        train(model, optimizer, group, 3)
+        if dist.get_rank(group) == 1:
+            model[0].weight.data[0, 0] += 1e-9
+        train(model, optimizer, group, 3)
+    except silk.distributed.DisagreementError as error:
+        return error.what
+    finally:
+        optimizer.close()
+    return ""
+
+
+def wrapped_before(group: Any) -> str:
+    model = network()
+    called = DistributedDataParallel(model, process_group=group)
+    optimizer = make(model, group)
+    try:
+        train(called, optimizer, group, 1)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        optimizer.close()
+    return ""
+
+
+def nobody_said_so(group: Any) -> Tensor:
+    """Without a process_group all ranks average."""
+    model = network()
+    optimizer = make(model, None)
+    train(model, optimizer, group, 12)
+    optimizer.close()
+    return flat(model)
+
+
+def one_is_killed(group: Any) -> str:
+    model = network()
+    optimizer = make(model, group)
+    train(model, optimizer, group, 2)
+    if dist.get_rank(group) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        train(model, optimizer, group, 5)
+    except silk.distributed.WorkerLostError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,82 @@
+"""Sparse training on several ranks: the same trajectory, k values a step in one message, and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import sparse_ranks
+import torch
+from processes import Pool
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("together")]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    made = Pool()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("shares", [(0.0, 0.2), (0.2, 0.0), (0.1, 0.1)])
+def test_any_number_of_ranks_takes_the_same_way(pool: Pool, ranks: int, shares: tuple[float, float]) -> None:
+    options = dict(zip(("k1", "k2"), shares, strict=True))
+    alone, queries = sparse_ranks.trajectory(None, **options)
+    for x, counted in pool.run(sparse_ranks.trajectory, ranks=ranks, **options):
+        torch.testing.assert_close(x, alone, rtol=1e-9, atol=1e-9)
+        assert counted == pytest.approx(queries)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_one_message_of_k_values_a_step(pool: Pool, ranks: int) -> None:
+    """New selections included: twelve steps, two of them followed by one."""
+    for k, values, anchors, messages in pool.run(sparse_ranks.sent, 12, ranks=ranks):
+        assert messages == [4 * k] * 12
+        assert values == 12 * 4 * k
+        assert anchors == 0
+
+
+WRONG = {
+    "seed": "the seed and number of selections",
+    "parameters": "the parameters",
+    "settings": "their settings",
+    "step size": "the step size",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_rank_that_differs_is_named(pool: Pool, wrong: str) -> None:
+    assert pool.run(sparse_ranks.outcome, wrong) == [WRONG[wrong]] * 4
+
+
+def test_a_drift_comes_out_at_the_next_selection(pool: Pool) -> None:
+    assert pool.run(sparse_ranks.drifted) == ["the parameters"] * 4
+
+
+def test_a_wrapper_put_around_afterwards_leaves_the_weights_alone(pool: Pool) -> None:
+    alone, _ = sparse_ranks.trajectory(None)
+    for x, _ in pool.run(sparse_ranks.trajectory, ddp=True, ranks=2):
+        torch.testing.assert_close(x, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_a_wrapper_that_averages_whole_gradients_is_refused(pool: Pool) -> None:
+    for message in pool.run(sparse_ranks.wrapped_before, ranks=2):
+        assert "make the optimizer over the module first and wrap that very module then" in message
+
+
+def test_ranks_without_a_group_do_not_drift_apart(pool: Pool) -> None:
+    ends = pool.run(sparse_ranks.nobody_said_so)
+    assert all(torch.equal(ends[0], end) for end in ends)
+
+
+def test_a_rank_that_is_killed() -> None:
+    pool = Pool(2, timedelta(seconds=8))
+    try:
+        pool.start(sparse_ranks.one_is_killed, ranks=2)
+        assert "stopped answering during the all-reduce" in pool.result(0)
+    finally:
+        pool.close()
