@@ -6,15 +6,18 @@ import copy
 import warnings
 from collections.abc import Callable
 
+import entry_cases
 import permutation
 import pytest
 import torch
 from cases import METHODS, mlp
+from sparse_oracle import BASES, follows_the_oracle
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
 from spidersilk import reference
+from spidersilk.kernels import backends
 from spidersilk.kernels.plain import top_indices
 from spidersilk.operator.groups import PickedRows
 from spidersilk.variance.backprop import Capture, Wanted
@@ -446,3 +449,20 @@ def test_captured_rows_of_convolutions(memory_format: torch.memory_format, chann
     torch.conv2d(x, weight, padding=1).square().sum().backward()
     assert weight.grad is not None
     torch.testing.assert_close(capture.values()[0], weight.grad.reshape(-1)[places], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [*entry_cases.DTYPES, torch.float16])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_single_entries(backend: str, dtype: torch.dtype) -> None:
+    kernels = backends.find(backend, [(torch.device("cuda"), dtype)])
+    for size, k in entry_cases.SIZES:
+        entry_cases.check_take(kernels, "cuda", dtype, size, k)
+        entry_cases.check_carry(kernels, "cuda", entry_cases.master_of(dtype), size, k)
+    entry_cases.check_through(kernels, "cuda", dtype)
+
+
+@pytest.mark.parametrize(("k1", "k2"), [(0.0, 0.2), (0.2, 0.0), (0.1, 0.1)])
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_sparse_training_follows_plain_lines(base: str, k1: float, k2: float, backend: str) -> None:
+    follows_the_oracle(base, k1, k2, backend, device="cuda")

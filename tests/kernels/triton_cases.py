@@ -8,12 +8,14 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
 import added_estimator
+import entry_cases
 import permutation
 import pytest
 import torch
 from cases import METHODS, mlp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sparse_oracle import follows_the_oracle
 from torch import Tensor
 from updates import update_of
 
@@ -24,7 +26,7 @@ import interpreted
 from spidersilk import reference
 from spidersilk.kernels.interface import Flag
 from spidersilk.kernels.plain import PLAIN, top_indices
-from spidersilk.kernels.triton import plan, vectors
+from spidersilk.kernels.triton import entries, plan, vectors
 from spidersilk.kernels.triton.backend import TritonKernels
 from spidersilk.operator.random_stream import Stream
 
@@ -39,7 +41,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles at small sizes."""
     selecting = {"TILE": 256, "PROGRAMS": 2, "BITS": 16, "SAMPLES": (32, 32), "LARGE": (8, 64, 64)}
     updating = {"ADVANCE_TILE": 128, "ADVANCE_PROGRAMS": 2, "MOVE_TILE": 64, "BLOCK": 64}
-    for module, sizes in ((plan, selecting), (vectors, updating)):
+    for module, sizes in ((plan, selecting), (vectors, updating), (entries, {"TILE": 64})):
         for name, value in sizes.items():
             monkeypatch.setattr(module, name, value)
 
@@ -357,3 +359,22 @@ def test_one_update_moves_all(form: str) -> None:
         flag = Flag(torch.zeros(1, dtype=torch.int64), 1 << 40)
         uneven = update_of(form, v, anchor, memory.abs(), top, random, values, 3.0, 0.3, x, [0.1, 0.2, 0.1], flag)
         assert TritonKernels().advance(uneven) == (True, None, None)  # the caller moves x
+
+
+@pytest.mark.parametrize("dtype", entry_cases.DTYPES)
+@pytest.mark.parametrize(("size", "k"), entry_cases.SIZES)
+def test_entries_are_taken_and_carried(dtype: torch.dtype, size: int, k: int) -> None:
+    kernels = TritonKernels()
+    entry_cases.check_take(kernels, "cpu", dtype, size, k)
+    entry_cases.check_carry(kernels, "cpu", entry_cases.master_of(dtype), size, k)
+
+
+@pytest.mark.parametrize("dtype", entry_cases.DTYPES)
+def test_masters_are_refreshed_and_written_through(dtype: torch.dtype) -> None:
+    entry_cases.check_through(TritonKernels(), "cpu", dtype)
+
+
+@pytest.mark.parametrize(("k1", "k2"), [(0.0, 0.2), (0.1, 0.1)])
+@pytest.mark.parametrize("base", ["momentum", "adamw"])
+def test_sparse_training_follows_plain_lines(base: str, k1: float, k2: float) -> None:
+    follows_the_oracle(base, k1, k2, "triton", steps=20)
