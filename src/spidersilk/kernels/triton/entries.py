@@ -79,9 +79,7 @@ def through(
     entry = tl.load(row).to(weight_ptr.dtype) + index
     masters = tl.load(row + 2).to(master_ptr.dtype) + place
     master = tl.load(masters, mask=mask, other=0)
-    rounded = master
-    if weight_ptr.dtype.element_ty.primitive_bitwidth < master_ptr.dtype.element_ty.primitive_bitwidth:
-        rounded = master.to(weight_ptr.dtype.element_ty, fp_downcast_rounding="rtne")
+    rounded = master.to(weight_ptr.dtype.element_ty)
     if WRITE:
         tl.store(entry, rounded, mask=mask)
     else:
