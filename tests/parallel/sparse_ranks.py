@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -141,4 +150,71 @@ def one_is_killed(group: Any) -> str:
         train(model, optimizer, group, 5)
     except silk.distributed.WorkerLostError as error:
         return str(error)
+    return ""
+
+
+def sharded(group: Any) -> tuple[nn.Sequential, silk.Sparse]:
+    model = network(torch.float32)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for module in (model[0], model[2], model):
+        fully_shard(module, mesh=mesh)
+    return model, make(model, None, k1=0.1, k2=0.1)
+
+
+def whole(model: nn.Module) -> Tensor:
+    weights = [p for name, p in model.named_parameters() if not name.endswith("_compact")]
+    return torch.cat([p.detach().full_tensor().reshape(-1) for p in weights])
+
+
+def train_sharded(model: nn.Module, optimizer: silk.Sparse, group: Any, steps: int, start: int = 0) -> list[float]:
+    norms = []
+    for step in range(start, start + steps):
+        batch = torch.randperm(64, generator=torch.Generator().manual_seed(step))[:16]
+        part = batch.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+        F.cross_entropy(model(X[part].float()), Y[part]).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+def fsdp(group: Any, folder: str) -> tuple[Tensor, Tensor, list[float], int, float, float]:
+    """Train 14 steps; and 7, save through torch.distributed.checkpoint, load into new ones, and train the other 7."""
+    model, optimizer = sharded(group)
+    before = whole(model)
+    loss_before = float(F.cross_entropy(model(X.float()), Y))
+    norms = train_sharded(model, optimizer, group, 14)
+    moved = int((whole(model) != before).sum())
+    loss_after = float(F.cross_entropy(model(X.float()), Y))
+    optimizer.close()
+    straight = whole(model)
+    model, optimizer = sharded(group)
+    train_sharded(model, optimizer, group, 7)
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=folder, process_group=group)
+    optimizer.close()
+    model, optimizer = sharded(group)
+    load_sharded(model, optimizer, group, folder)
+    assert optimizer.steps == 7
+    train_sharded(model, optimizer, group, 7, start=7)
+    optimizer.close()
+    return straight, whole(model), norms, moved, loss_before, loss_after
+
+
+def load_sharded(model: nn.Module, optimizer: silk.Sparse, group: Any, folder: str) -> None:
+    state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(state, checkpoint_id=folder, process_group=group)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+def fsdp_elsewhere(group: Any, folder: str) -> str:
+    """Load what other ranks saved, on another number of them."""
+    model, optimizer = sharded(group)
+    try:
+        load_sharded(model, optimizer, group, folder)
+    except Exception as error:
+        return str(error)
+    finally:
+        optimizer.close()
     return ""

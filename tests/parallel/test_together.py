@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import sparse_ranks
@@ -71,6 +72,20 @@ def test_a_wrapper_that_averages_whole_gradients_is_refused(pool: Pool) -> None:
 def test_ranks_without_a_group_do_not_drift_apart(pool: Pool) -> None:
     ends = pool.run(sparse_ranks.nobody_said_so)
     assert all(torch.equal(ends[0], end) for end in ends)
+
+
+def test_fsdp_trains_saves_and_loads(pool: Pool, tmp_path: Path) -> None:
+    """Each rank selects within its part; clipping sees all parts; a checkpoint goes on to the bit, or is refused."""
+    folder = str(tmp_path / "checkpoint")
+    ends = pool.run(sparse_ranks.fsdp, folder, ranks=2)
+    for straight, resumed, norms, moved, before, after in ends:
+        assert torch.equal(straight, resumed)
+        assert torch.equal(straight, ends[0][0])
+        assert norms == ends[0][2]
+        assert after < before
+        assert 0 < moved < 0.7 * len(straight)
+    for message in pool.run(sparse_ranks.fsdp_elsewhere, folder, ranks=4):
+        assert "cut into 2 parts, and here they are cut into 4" in message
 
 
 def test_a_rank_that_is_killed() -> None:

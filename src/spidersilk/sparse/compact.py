@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from spidersilk.kernels.interface import Entries, Kernels, Seed
 from spidersilk.operator.counts import Count, counts_within
+from spidersilk.sparse.sharded import like, local
 
 HALVES = (torch.bfloat16, torch.float16)
 CHANGED = (
@@ -33,37 +35,43 @@ class Compact:
     """
 
     def __init__(self, number: int, weight: Tensor, k1: Count, k2: Count):
-        size = weight.numel()
-        self.number, self.weight, self.flat = number, weight, as_vector(weight)
-        self.kind = weight.device, weight.dtype
+        part = local(weight)
+        size = part.numel()
+        self.number, self.weight, self.flat = number, weight, as_vector(part)
+        self.kind = part.device, part.dtype
         self.index_dtype = torch.int32 if size < 2**31 else torch.int64
-        self.is_whole = is_trained_whole(weight, k1, k2)
+        self.is_whole = is_trained_whole(part, k1, k2)
         self.k1, self.k2 = (size, 0) if self.is_whole else counts_within(k1, k2, size)
-        self.param = nn.Parameter(torch.zeros(self.k1 + self.k2, dtype=master_dtype(weight), device=weight.device))
+        self.values = torch.zeros(self.k1 + self.k2, dtype=master_dtype(part), device=part.device)
+        self._like = partial(like, weight=weight, k1=k1, k2=k2, whole=self.is_whole)
+        self.param = nn.Parameter(self._like(self.values))
         self.indices: Tensor | None = None
         self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
         self.is_due = self.chooses
         if self.is_whole:
-            self.show(torch.arange(size, device=weight.device))
+            self.show(torch.arange(size, device=part.device))
 
     @property
     def entries(self) -> Entries:
         """With the weight where it is now."""
         assert self.indices is not None
-        if self.weight.data_ptr() != self.flat.data_ptr():
-            if (self.weight.device, self.weight.dtype) != self.kind or not is_dense(self.weight):
+        part = local(self.weight)
+        if part.data_ptr() != self.flat.data_ptr():
+            if (part.device, part.dtype) != self.kind or not is_dense(part):
                 raise RuntimeError(CHANGED)
-            self.flat = as_vector(self.weight)
-        return Entries(self.flat, self.indices, self.param.detach())
+            self.flat = as_vector(part)
+        if local(self.param).data_ptr() != self.values.data_ptr():
+            raise RuntimeError(CHANGED)
+        return Entries(self.flat, self.indices, self.values)
 
     def show(self, indices: Tensor) -> None:
         """Stand for these entries, as the weight holds them."""
         self.indices = indices.to(self.index_dtype)
-        self.param.detach().copy_(self.flat[indices])
+        self.values.copy_(self.flat[indices])
 
     def draw(self, seed: Seed, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
-        """Choose k2 entries at random, which needs no gradient."""
-        self._change(kernels.select(self.flat, 0, self.k2, seed)[1], kernels, state)
+        """Choose all entries at random, which needs no gradient."""
+        self._change(kernels.select(self.flat, 0, self.k1 + self.k2, seed)[1], kernels, state)
 
     def choose(self, gradient: Tensor, seed: Seed, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
         """Choose the k1 entries with the largest gradient, and k2 others at random."""
@@ -79,26 +87,32 @@ class Compact:
 
         For what enters, a momentum starts at 0, and a second moment at the mean of those that the weight has so far.
         """
-        old, master = self.indices, self.param.detach()
+        old = self.indices
         if old is None:
             self.show(indices)
             return
-        new, held = indices.to(self.index_dtype), torch.empty_like(master)
+        new, held = indices.to(self.index_dtype), torch.empty_like(self.values)
         kernels.take(self.flat, new, held, False)
-        kept = {n: x for n, x in state.items() if isinstance(x, Tensor) and x.shape == master.shape and n != "step"}
+        of_entries = {n: local(x) for n, x in state.items() if isinstance(x, Tensor) and n != "step"}
+        kept = {name: x for name, x in of_entries.items() if x.shape == self.values.shape}
         entering = [x.mean() if is_second_moment(name) else x.new_zeros(()) for name, x in kept.items()]
-        self.param.data, *values = kernels.carry(old, new, [master, *kept.values()], [held, *entering])
-        state.update(zip(kept, values, strict=True))
+        targets = [self.values, *kept.values()]
+        for target, carried in zip(targets, kernels.carry(old, new, targets, [held, *entering]), strict=True):
+            target.copy_(carried)
         self.indices = new
 
     def collect(self, gradient: Tensor, kernels: Kernels) -> None:
         """Add a gradient of the weight, at the indices, to that of `param`."""
         assert self.indices is not None
-        add = self.param.grad is not None
-        if not add:
-            self.param.grad = torch.empty_like(self.param)
-        assert self.param.grad is not None
-        kernels.take(gradient, self.indices, self.param.grad, add)
+        old = self.param.grad
+        total = torch.empty_like(self.values) if old is None else local(old)
+        kernels.take(gradient, self.indices, total, old is not None)
+        if old is None:
+            self.param.grad = self._like(total)
+
+    def as_one(self, values: Tensor) -> Tensor:
+        """Something of each selected entry as a checkpoint sees it: sharded, if the weight is."""
+        return self._like(values)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from spidersilk.checks import Form, check_entry, check_saved
 from spidersilk.sparse.compact import Compact
+from spidersilk.sparse.sharded import local
 
 State = dict[str, Any]
 Compacts = Sequence[Compact | None]
 """In the order of the parameters in all groups; None: a weight that is stepped itself."""
-COUNTERS: Form = {"steps": int, "age": int, "queries": float, "seed": int, "position": int}
+COUNTERS: Form = {"steps": int, "age": int, "queries": float, "shards": int, "seed": int, "position": int}
 OURS = ("indices", "master")
 
 
@@ -26,19 +26,26 @@ def save(base: Optimizer, compacts: Compacts, counters: State) -> State:
     state = base.state_dict()
     entries = {number: dict(values) for number, values in state["state"].items()}
     for number, compact in enumerate(compacts):
-        if compact is not None and compact.indices is not None:
-            ours = {"indices": compact.indices, "master": compact.param.detach()}
+        if compact is not None:
+            assert compact.indices is not None
+            ours = {"indices": compact.as_one(compact.indices), "master": compact.param.detach()}
             entries[number] = entries.get(number, {}) | ours
     groups = [dict(group) for group in state["param_groups"]]
     groups[0]["selection"] = counters
     return state | {"state": entries, "param_groups": groups}
 
 
-def check(state: State, base: Optimizer, compacts: Compacts) -> None:
+def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> None:
     """Raise ValueError unless all of it fits."""
-    groups: list[Form] = [{"params": [int] * len(group["params"])} for group in base.param_groups]
+    groups: list[Form] = [{"params": [(int, str)] * len(group["params"])} for group in base.param_groups]
     check_saved("the state", state, {"state": dict, "param_groups": groups})
     check_saved("the state's first group", state["param_groups"][0], {"selection": COUNTERS})
+    found = state["param_groups"][0]["selection"]["shards"]
+    if found != shards:
+        raise ValueError(
+            f"the state is of weights cut into {found} parts, and here they are cut into {shards}: entries are "
+            "selected within a part, so load it on as many ranks, or begin with a new optimizer"
+        )
     for number, (here, there) in enumerate(zip(base.param_groups, state["param_groups"], strict=True)):
         wrong = [name for name in ("k1", "k2") if there.get(name) != here[name]]
         if wrong:
@@ -62,13 +69,9 @@ def check(state: State, base: Optimizer, compacts: Compacts) -> None:
 
 
 def _check_compact(where: str, values: State, compact: Compact) -> None:
-    if not any(name in values for name in OURS):
-        if not compact.chooses:
-            raise ValueError(f"{where} has no 'indices': the state is damaged, or of a plain torch optimizer")
-        return  # saved before the first gradient arrived
     shape = compact.param.shape
     check_saved(where, values, {"indices": shape, "master": shape})
-    indices: Tensor = values["indices"]
+    indices = local(values["indices"])
     if indices.is_floating_point() or (
         indices.numel() and (int(indices[0]) < 0 or int(indices[-1]) >= compact.flat.numel())
     ):
@@ -83,12 +86,10 @@ def load(state: State, base: Optimizer, compacts: Compacts) -> State:
     places = [place for group in state["param_groups"] for place in group["params"]]
     for place, compact in zip(places, compacts, strict=True):
         values = state["state"].get(place, {})
-        if compact is None:
-            continue
-        compact.is_due = compact.chooses and (counters["age"] == 0 or "indices" not in values)
-        if "indices" in values:
-            compact.indices = values["indices"].to(compact.flat.device, compact.index_dtype, copy=True)
-            compact.param.detach().copy_(values["master"])
+        if compact is not None:
+            compact.is_due = compact.chooses and counters["age"] == 0
+            compact.indices = local(values["indices"]).to(compact.flat.device, compact.index_dtype, copy=True)
+            compact.values.copy_(local(values["master"]))
     kept = {p: {n: v for n, v in values.items() if n not in OURS} for p, values in state["state"].items()}
     groups = [{n: v for n, v in group.items() if n != "selection"} for group in state["param_groups"]]
     base.load_state_dict(state | {"state": {p: v for p, v in kept.items() if v}, "param_groups": groups})

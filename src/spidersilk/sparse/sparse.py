@@ -17,9 +17,10 @@ from spidersilk.checks import check_number, check_positive_int
 from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor
 from spidersilk.operator.counts import Count, check_count
 from spidersilk.operator.random_stream import Stream, mix
-from spidersilk.parallel.workers import Group, Traffic
+from spidersilk.parallel.workers import Alone, Group, Traffic
 from spidersilk.sparse import saved, together
 from spidersilk.sparse.compact import Compact, laid_out_like
+from spidersilk.sparse.sharded import local, rank_of, ranks_of
 from spidersilk.sparse.weights import Weights
 from spidersilk.variance.saving import Saves
 
@@ -70,11 +71,13 @@ class Sparse(Saves):
         self._base: Optimizer | None = None
         self._shares: dict[str, Any] = {"k1": k1, "k2": k2}
         self._pieces: list[Tensor | None] = []  # gradients of the pieces of an anchor that came so far
-        self._workers = together.workers_of(process_group)
-        self._stream = Stream(self._workers.seed(generator))
         self._weights = Weights(model, backend, self._collect)
         given: ParamsT = _trainable(model_or_params) if isinstance(model_or_params, nn.Module) else model_or_params
         super().__init__(given, self._shares)
+        weights = self._params()
+        self._shards, self._rank = ranks_of(weights), rank_of(weights)
+        self._workers = Alone() if self._shards > 1 else together.workers_of(process_group)
+        self._stream = Stream(self._workers.seed(generator))
         self._base = base_class([self._stepped(group) for group in self._given], **base_arguments)
         self.defaults = self._base.defaults
         if model is not None and self._workers.world > 1:
@@ -170,7 +173,7 @@ class Sparse(Saves):
         gradient, weight.grad = weight.grad, None
         if gradient is None:
             return
-        gradient = laid_out_like(gradient.detach(), weight)
+        gradient = laid_out_like(local(gradient.detach()), local(weight))
         if compact.is_due:
             with torch.no_grad():
                 together.average(self._workers, [gradient], self._workers.share(None, None))
@@ -178,8 +181,8 @@ class Sparse(Saves):
         compact.collect(gradient, kernels)
 
     def _seed(self, compact: Compact) -> int:
-        """Of the present selection, for one weight."""
-        return mix(self._stream.seed, self._stream.position, compact.number)
+        """Of the present selection, for one weight, or this rank's part of it."""
+        return mix(self._stream.seed, self._stream.position, compact.number, self._rank)
 
     def _renew(self) -> None:
         """Make a new selection of all weights."""
@@ -191,13 +194,13 @@ class Sparse(Saves):
 
     @torch.no_grad()
     def _select(self, compacts: Iterable[Compact]) -> None:
-        """At random now, by the gradient when the next one arrives."""
+        """At random now, by the gradient when the next one arrives; until then, the first is at random too."""
         for compact in compacts:
             if compact.is_whole:
                 continue
             compact.param.grad = None  # it was of other entries
             compact.is_due = compact.chooses
-            if not compact.chooses:
+            if not compact.chooses or compact.indices is None:
                 state = self.state.get(compact.param, {})
                 compact.draw(self._seed(compact), self._weights.kernels(compact), state)
 
@@ -266,11 +269,11 @@ class Sparse(Saves):
     # Saving and loading.
 
     def _save(self) -> dict[str, Any]:
-        counters = {"steps": self.steps, "age": self.age, "queries": self.gradient_queries}
+        counters = {"steps": self.steps, "age": self.age, "queries": self.gradient_queries, "shards": self._shards}
         return saved.save(self.base, self._in_order(), counters | self._stream.state_dict())
 
     def _check(self, state: dict[str, Any]) -> None:
-        saved.check(state, self.base, self._in_order())
+        saved.check(state, self.base, self._in_order(), self._shards)
 
     @torch.no_grad()
     def _load(self, state: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from spidersilk.kernels.interface import Entries, Kernels
 from spidersilk.operator.counts import Count
 from spidersilk.sparse.compact import HALVES, Compact, is_dense, is_trained_whole
 from spidersilk.sparse.owners import Owners
+from spidersilk.sparse.sharded import check_placement, local
 
 Collect = Callable[[Compact], None]
 _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly
@@ -49,9 +50,10 @@ class Weights:
 
     def _stand_in(self, weight: Tensor, k1: Count, k2: Count) -> Tensor:
         _check(weight)
-        self.d += weight.numel()
-        whole = is_trained_whole(weight, k1, k2)
-        if not is_dense(weight) or (whole and weight.dtype not in HALVES):
+        part = local(weight)
+        self.d += part.numel()
+        whole = is_trained_whole(part, k1, k2)
+        if not is_dense(part) or (whole and part.dtype not in HALVES):
             return weight
         compact = Compact(len(self.by_param), weight, k1, k2)
         self.by_param[compact.param] = compact
@@ -88,6 +90,7 @@ def _check(weight: Tensor) -> None:
         raise ValueError(f"a parameter of {weight.dtype}: only real floating-point parameters can be selected from")
     if weight.is_meta:
         raise ValueError("parameters on the meta device have no values: give them some first (model.to_empty(...))")
+    check_placement(weight)
     reference = _TRAINED.get(weight)
     other = None if reference is None else reference()
     if other is not None and other.close.alive:

@@ -1,0 +1,72 @@
+"""Weights that FSDP2 shards (DTensors): each rank selects within its own part, and nothing of ours is sent.
+
+A compact parameter is then sharded too: torch's clipping and its distributed checkpoints see one tensor of all parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spidersilk.operator.counts import Count, counts_within
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; asked so, because importing these takes a while."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Any) -> Tensor:
+    """This rank's part, in the same memory; all of a tensor that is not sharded."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def check_placement(weight: Any) -> None:
+    """Refuse weights that are cut otherwise than FSDP does it."""
+    if is_sharded(weight):
+        shards = [p for p in weight.placements if not p.is_replicate()]
+        if len(shards) != 1 or not shards[0].is_shard(0):
+            raise ValueError(f"a weight has the placements {weight.placements}: it must be cut along dimension 0 alone")
+
+
+def ranks_of(weights: Sequence[Tensor]) -> int:
+    """Over how many ranks the weights are cut; all must be, or none."""
+    cut = [w for w in weights if is_sharded(w)]
+    if cut and len(cut) < len(weights):
+        raise ValueError(
+            f"{len(cut)} of {len(weights)} parameters are sharded: nobody would average the others' gradients, so "
+            "shard all of them (fully_shard of the whole model), or none"
+        )
+    return max((_parts(w) for w in cut), default=1)
+
+
+def rank_of(weights: Sequence[Tensor]) -> int:
+    """This rank's number among those that the weights are cut over."""
+    weight: Any = weights[0]
+    return weight.device_mesh.get_local_rank(_cut_dimension(weight)) if is_sharded(weight) else 0
+
+
+def like(values: Tensor, weight: Any, k1: Count, k2: Count, whole: bool) -> Tensor:
+    """`values`, which are of this rank's part of `weight`, as the same part of one tensor of all ranks'."""
+    if not is_sharded(weight):
+        return values
+    from torch.distributed.tensor import DTensor
+
+    rest = math.prod(weight.shape[1:])
+    rows = [len(part) for part in torch.empty(weight.shape[0], device="meta").chunk(_parts(weight))]
+    total = sum(n * rest if whole else sum(counts_within(k1, k2, n * rest)) for n in rows)
+    shape = torch.Size([total])
+    return DTensor.from_local(values, weight.device_mesh, weight.placements, run_check=False, shape=shape, stride=(1,))
+
+
+def _parts(weight: Any) -> int:
+    return weight.device_mesh.size(_cut_dimension(weight))
+
+
+def _cut_dimension(weight: Any) -> int:
+    """Of the mesh."""
+    return next(i for i, p in enumerate(weight.placements) if p.is_shard())
