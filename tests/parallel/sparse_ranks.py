@@ -213,7 +213,7 @@ def fsdp_elsewhere(group: Any, folder: str) -> str:
     model, optimizer = sharded(group)
     try:
         load_sharded(model, optimizer, group, folder)
-    except Exception as error:
+    except ValueError as error:
         return str(error)
     finally:
         optimizer.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spidersilk.kernels.interface import Entries, Kernels, Seed
 from spidersilk.operator.counts import Count, counts_within
-from spidersilk.sparse.sharded import like, local
+from spidersilk.sparse.sharded import as_parameter, counts_of, local
 
 HALVES = (torch.bfloat16, torch.float16)
 CHANGED = (
@@ -40,11 +40,12 @@ class Compact:
         self.number, self.weight, self.flat = number, weight, as_vector(part)
         self.kind = part.device, part.dtype
         self.index_dtype = torch.int32 if size < 2**31 else torch.int64
-        self.is_whole = is_trained_whole(part, k1, k2)
-        self.k1, self.k2 = (size, 0) if self.is_whole else counts_within(k1, k2, size)
+        self.is_whole = is_trained_whole(weight, k1, k2)
+        self.k1, self.k2 = (size, 0) if self.is_whole else counts_of(weight, k1, k2)
         self.values = torch.zeros(self.k1 + self.k2, dtype=master_dtype(part), device=part.device)
-        self._like = partial(like, weight=weight, k1=k1, k2=k2, whole=self.is_whole)
-        self.param = nn.Parameter(self._like(self.values))
+        of_row = math.prod(weight.shape[1:])
+        self._width = of_row if self.is_whole else sum(counts_within(k1, k2, of_row))
+        self.param = nn.Parameter(self.as_parameter(self.values))
         self.indices: Tensor | None = None
         self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
         self.is_due = self.chooses
@@ -71,16 +72,21 @@ class Compact:
 
     def draw(self, seed: Seed, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
         """Choose all entries at random, which needs no gradient."""
-        self._change(kernels.select(self.flat, 0, self.k1 + self.k2, seed)[1], kernels, state)
+        if not self.values.numel():
+            self.show(torch.empty(0, dtype=torch.int64, device=self.flat.device))  # a part without rows
+        else:
+            self._change(kernels.select(self.flat, 0, self.k1 + self.k2, seed)[1], kernels, state)
 
     def choose(self, gradient: Tensor, seed: Seed, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
         """Choose the k1 entries with the largest gradient, and k2 others at random."""
+        self.is_due = False
+        if not self.values.numel():
+            return
         gradient = as_vector(gradient)
         if gradient.device.type == "cpu" and not bool(gradient.isfinite().all()):
             gradient = gradient.nan_to_num()
         top, random = kernels.select(gradient, self.k1, self.k2, seed)
         self._change(torch.cat([top, random]).sort().values if self.k2 else top, kernels, state)
-        self.is_due = False
 
     def _change(self, indices: Tensor, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
         """Stand for other entries. What stays selected keeps its value and its `state`.
@@ -93,7 +99,7 @@ class Compact:
             return
         new, held = indices.to(self.index_dtype), torch.empty_like(self.values)
         kernels.take(self.flat, new, held, False)
-        of_entries = {n: local(x) for n, x in state.items() if isinstance(x, Tensor) and n != "step"}
+        of_entries = {n: local(x).view(-1) for n, x in state.items() if isinstance(x, Tensor) and n != "step"}
         kept = {name: x for name, x in of_entries.items() if x.shape == self.values.shape}
         entering = [x.mean() if is_second_moment(name) else x.new_zeros(()) for name, x in kept.items()]
         targets = [self.values, *kept.values()]
@@ -105,14 +111,14 @@ class Compact:
         """Add a gradient of the weight, at the indices, to that of `param`."""
         assert self.indices is not None
         old = self.param.grad
-        total = torch.empty_like(self.values) if old is None else local(old)
+        total = torch.empty_like(self.values) if old is None else local(old).view(-1)
         kernels.take(gradient, self.indices, total, old is not None)
         if old is None:
-            self.param.grad = self._like(total)
+            self.param.grad = self.as_parameter(total)
 
-    def as_one(self, values: Tensor) -> Tensor:
-        """Something of each selected entry as a checkpoint sees it: sharded, if the weight is."""
-        return self._like(values)
+    def as_parameter(self, values: Tensor) -> Tensor:
+        """One value for each selected entry as the base and checkpoints see it: sharded, if the weight is."""
+        return as_parameter(values, self.weight, self._width)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -28,7 +28,7 @@ def save(base: Optimizer, compacts: Compacts, counters: State) -> State:
     for number, compact in enumerate(compacts):
         if compact is not None:
             assert compact.indices is not None
-            ours = {"indices": compact.as_one(compact.indices), "master": compact.param.detach()}
+            ours = {"indices": compact.as_parameter(compact.indices), "master": compact.param.detach()}
             entries[number] = entries.get(number, {}) | ours
     groups = [dict(group) for group in state["param_groups"]]
     groups[0]["selection"] = counters
@@ -71,7 +71,7 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
 def _check_compact(where: str, values: State, compact: Compact) -> None:
     shape = compact.param.shape
     check_saved(where, values, {"indices": shape, "master": shape})
-    indices = local(values["indices"])
+    indices = local(values["indices"]).reshape(-1)
     if indices.is_floating_point() or (
         indices.numel() and (int(indices[0]) < 0 or int(indices[-1]) >= compact.flat.numel())
     ):
@@ -88,8 +88,9 @@ def load(state: State, base: Optimizer, compacts: Compacts) -> State:
         values = state["state"].get(place, {})
         if compact is not None:
             compact.is_due = compact.chooses and counters["age"] == 0
-            compact.indices = local(values["indices"]).to(compact.flat.device, compact.index_dtype, copy=True)
-            compact.values.copy_(local(values["master"]))
+            indices = local(values["indices"]).reshape(-1)
+            compact.indices = indices.to(compact.flat.device, compact.index_dtype, copy=True)
+            compact.values.copy_(local(values["master"]).reshape(-1))
     kept = {p: {n: v for n, v in values.items() if n not in OURS} for p, values in state["state"].items()}
     groups = [{n: v for n, v in group.items() if n != "selection"} for group in state["param_groups"]]
     base.load_state_dict(state | {"state": {p: v for p, v in kept.items() if v}, "param_groups": groups})

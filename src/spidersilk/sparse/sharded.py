@@ -50,17 +50,28 @@ def rank_of(weights: Sequence[Tensor]) -> int:
     return weight.device_mesh.get_local_rank(_cut_dimension(weight)) if is_sharded(weight) else 0
 
 
-def like(values: Tensor, weight: Any, k1: Count, k2: Count, whole: bool) -> Tensor:
-    """`values`, which are of this rank's part of `weight`, as the same part of one tensor of all ranks'."""
+def counts_of(weight: Any, k1: Count, k2: Count) -> tuple[int, int]:
+    """k1 and k2 as counts; of a sharded weight, those of this rank's part: so many for each of its rows."""
+    part = local(weight)
+    if not is_sharded(weight):
+        return counts_within(k1, k2, part.numel())
+    if any(isinstance(k, int) and k for k in (k1, k2)):
+        raise ValueError(f"k1 = {k1} and k2 = {k2} must be fractions where weights are sharded: no rank has all of one")
+    top, random = counts_within(k1, k2, math.prod(part.shape[1:]))
+    return part.shape[0] * top, part.shape[0] * random
+
+
+def as_parameter(values: Tensor, weight: Any, width: int) -> Tensor:
+    """`values`, one for each selected entry, as what is stepped: for a sharded weight, this rank's part of one tensor.
+
+    That has the weight's rows, each of `width` values, so that it is cut as the weight is, evenly or not.
+    """
     if not is_sharded(weight):
         return values
     from torch.distributed.tensor import DTensor
 
-    rest = math.prod(weight.shape[1:])
-    rows = [len(part) for part in torch.empty(weight.shape[0], device="meta").chunk(_parts(weight))]
-    total = sum(n * rest if whole else sum(counts_within(k1, k2, n * rest)) for n in rows)
-    shape = torch.Size([total])
-    return DTensor.from_local(values, weight.device_mesh, weight.placements, run_check=False, shape=shape, stride=(1,))
+    shape, placed = torch.Size([weight.shape[0], width]), (weight.device_mesh, weight.placements)
+    return DTensor.from_local(values.view(-1, width), *placed, run_check=False, shape=shape, stride=(width, 1))
 
 
 def _parts(weight: Any) -> int:

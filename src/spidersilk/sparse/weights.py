@@ -52,7 +52,7 @@ class Weights:
         _check(weight)
         part = local(weight)
         self.d += part.numel()
-        whole = is_trained_whole(part, k1, k2)
+        whole = is_trained_whole(weight, k1, k2)
         if not is_dense(part) or (whole and part.dtype not in HALVES):
             return weight
         compact = Compact(len(self.by_param), weight, k1, k2)
