@@ -19,15 +19,18 @@ from typing import Any
 
 import gpt
 import torch
+from record import save
 from torch import Tensor, nn
+
+import spidersilk as silk
 
 METHODS = ("adamw", "in-backward", "sparse-5", "sparse-1", "sparse-top-5", "lora-16")
 
 
-def sparse(model: nn.Module, k1: float, k2: float, inner: int, lr: float) -> torch.optim.Optimizer:
-    from spidersilk.sparse.sparse import Sparse
-
-    return Sparse(model, torch.optim.AdamW, k1=k1, k2=k2, inner_steps=inner, lr=lr, fused=torch.cuda.is_available())
+def sparse(model: nn.Module, k1: float, k2: float, inner: int, lr: float) -> silk.SparseAdamW:
+    seed = torch.Generator().manual_seed(0)
+    fused = next(model.parameters()).is_cuda
+    return silk.SparseAdamW(model, lr, k1, k2, inner_steps=inner, fused=fused, generator=seed)
 
 
 class InBackward:
@@ -148,12 +151,18 @@ def main() -> None:
     if given.one:
         print("RESULT " + json.dumps(run_one(given)), flush=True)
         return
+    results: list[dict[str, Any]] = []
     for repeat in range(given.repeats):
         for method in given.methods.split(","):
             command = [sys.executable, __file__, *sys.argv[1:], "--one", method]
             done = subprocess.run(command, capture_output=True, text=True)
             lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
             print(given.size, given.sequences, repeat, lines[0] if lines else done.stderr[-1500:], flush=True)
+            results += [{"repeat": repeat, **json.loads(line)} for line in lines]
+    if given.save:
+        kept = {name: getattr(given, name) for name in ("size", "sequences", "length", "steps", "device")}
+        figures = kept | {"checkpointing": not given.no_checkpointing, "runs": results}
+        save(f"memory_{given.size}_{given.sequences}_{given.device}", [0], figures)
 
 
 if __name__ == "__main__":
