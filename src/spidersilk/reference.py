@@ -81,14 +81,12 @@ def loop_length(lengths: str | Sequence[int], mean: float, j: int, generator: to
 
 
 def new_estimate(
-    reference: str | None, scaling: str, v: Tensor, v_anchor: Tensor, y: Tensor, selection: Selection | None
+    reference: str, scaling: str, v: Tensor, v_anchor: Tensor, y: Tensor, selection: Selection | None
 ) -> Tensor:
-    """Line 11 for each reference; y is the difference to it, or the gradient itself."""
+    """Line 11 for each reference; y is the difference to it."""
     change = y if selection is None else rtop(selection, y, scaling == "unbiased")
     if reference == "previous":
         return v + change
-    if reference is None:
-        return change
     if scaling == "refresh":
         assert selection is not None
         return torch.where(mask(selection), v_anchor + change, v)
@@ -114,7 +112,7 @@ def algorithm_1(
     memory_decay: float = 0.5,
     memory_reset: bool = False,
     memory_batch: bool = False,
-    reference: str | None = "previous",
+    reference: str = "previous",
     scaling: str = "unbiased",
     move: str = "all",
     choose: str = "step",
@@ -132,10 +130,10 @@ def algorithm_1(
     last one of each inner loop.
 
     lr: the step size, or a function of (j, t). lengths: "fixed" (N_j = m), "geometric" (mean m), or the N_j themselves.
-    k2=None: the dense method. reference: "previous", "anchor", or None for a fresh gradient. scaling: "unbiased",
-    "none" or "refresh". move and anchor_move: whether x moves on all coordinates or on the selected ones. choose: a
-    selection at each "step" or at each "anchor". memory_reset, and always with move="selected": M restarts from each
-    large batch. output: "last" or "uniform" (over the outer loops). replay: selections to use in place of draws.
+    k2=None: the dense method. reference: "previous" or "anchor". scaling: "unbiased", "none" or "refresh". move and
+    anchor_move: whether x moves on all coordinates or on the selected ones. choose: a selection at each "step" or at
+    each "anchor". memory_reset, and always with move="selected": M restarts from each large batch. output: "last" or
+    "uniform" (over the outer loops). replay: selections to use in place of draws.
     """
     generator = generator or torch.Generator().manual_seed(0)
     trace = Trace(output=x0)
@@ -183,10 +181,8 @@ def algorithm_1(
             if sparse and (selection is None or choose == "step"):
                 selection = select(memory)
             batch = next(smalls)  # 10
-            y = gradient(x, batch)
-            if reference is not None:
-                y = y - gradient(x_previous if reference == "previous" else x_anchor, batch)
-            trace.queries += len(batch) * density * (1 if reference is None else 2)
+            y = gradient(x, batch) - gradient(x_previous if reference == "previous" else x_anchor, batch)
+            trace.queries += 2 * len(batch) * density
             v = new_estimate(reference, scaling, v, v_anchor, y, selection)  # 11
             moved = v
             if selection is not None:
