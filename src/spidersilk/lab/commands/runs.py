@@ -59,10 +59,14 @@ def config_of(
 
 
 def _refuse_ignored(config: RunConfig) -> None:
-    """A setting that the optimizer does not look at; several optimizers that are compared may share settings."""
-    defaults = RunConfig(config.task, config.optimizer)
+    """A setting that the optimizer does not look at; several optimizers that are compared may share settings.
+
+    One that has the value of an untouched run, as in the config of a run's folder, is nobody's wish.
+    """
+    untouched = RunConfig(config.task, config.optimizer, lr=config.lr)
     for name in methods.find(config.optimizer).ignores:
-        if hasattr(config, name) and getattr(config, name) != getattr(defaults, name):
+        defaults = [getattr(made, name, None) for made in (untouched, untouched.completed())]
+        if hasattr(config, name) and getattr(config, name) not in defaults:
             value = getattr(config, name)
             raise ValueError(f"{name} = {value!r} has no effect on {config.optimizer}: leave it out")
     if config.adaptive and config.completed().inner_steps != "auto":
