@@ -54,19 +54,19 @@ def config_of(
     given |= {} if name is None else {"name": SETTINGS["name"].parse("--name", name)}
     given |= {} if data_dir is None else {"data_dir": check_data_dir(data_dir)}
     config = replace(apply_settings(base, settings), **given)
-    _refuse_ignored(config)
+    _refuse_ignored(config, [pair.partition("=")[0].strip() for pair in settings])
     return config
 
 
-def _refuse_ignored(config: RunConfig) -> None:
+def _refuse_ignored(config: RunConfig, named: Sequence[str]) -> None:
     """A setting that the optimizer does not look at; several optimizers that are compared may share settings.
 
-    One that has the value of an untouched run, as in the config of a run's folder, is nobody's wish.
+    The file of a run's folder has a value for each: the task's own is nobody's wish there, unless it is `named`.
     """
     untouched = RunConfig(config.task, config.optimizer, lr=config.lr)
     for name in methods.find(config.optimizer).ignores:
-        defaults = [getattr(made, name, None) for made in (untouched, untouched.completed())]
-        if hasattr(config, name) and getattr(config, name) not in defaults:
+        made = [untouched] if name in named else [untouched, untouched.completed()]
+        if hasattr(config, name) and getattr(config, name) not in [getattr(m, name) for m in made]:
             value = getattr(config, name)
             raise ValueError(f"{name} = {value!r} has no effect on {config.optimizer}: leave it out")
     if config.adaptive and config.completed().inner_steps != "auto":
