@@ -54,9 +54,9 @@ def by_the_trainer(make: Make, folder: Path, **options: Any) -> tuple[Tensor, nn
     optimizer = make(model)  # the line that changes
     InOrder(
         model,
-        arguments(folder, per_device_train_batch_size=SIZE, **options),
+        arguments(folder, per_device_train_batch_size=SIZE, lr_scheduler_type="constant", **options),
         train_dataset=texts(),
-        optimizers=(optimizer, constant(optimizer)),
+        optimizers=(optimizer, None),
     ).train()
     return flat(model), model
 
