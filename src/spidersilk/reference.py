@@ -99,30 +99,13 @@ def where_it_moves(move: str, selection: Selection, new: Tensor, old: Tensor) ->
 
 
 def algorithm_1(
-    gradient: Gradient,
-    x0: Tensor,
-    anchors: Iterator[Any],
-    smalls: Iterator[Any],
-    *,
-    lr: float | Callable[[int, int], float],
-    inner_steps: float,
-    loops: int,
-    k1: int = 0,
-    k2: int | None = None,
-    memory_decay: float = 0.5,
-    memory_reset: bool = False,
-    memory_batch: bool = False,
-    reference: str = "previous",
-    scaling: str = "unbiased",
-    move: str = "all",
-    choose: str = "step",
-    anchor_move: str = "all",
-    lengths: str | Sequence[int] = "fixed",
-    last_v: bool = False,
-    output: str = "last",
-    replay: Iterator[Selection] | None = None,
-    generator: torch.Generator | None = None,
-) -> Trace:
+    gradient: Gradient, x0: Tensor, anchors: Iterator[Any], smalls: Iterator[Any], *,
+    lr: float | Callable[[int, int], float], inner_steps: float, loops: int, k1: int = 0, k2: int | None = None,
+    memory_decay: float = 0.5, memory_reset: bool = False, memory_batch: bool = False,
+    reference: str = "previous", scaling: str = "unbiased", move: str = "all", choose: str = "step",
+    anchor_move: str = "all", lengths: str | Sequence[int] = "fixed", last_v: bool = False, output: str = "last",
+    replay: Iterator[Selection] | None = None, generator: torch.Generator | None = None,
+) -> Trace:  # fmt: skip
     """SpiderBoost with sparse gradients, and the methods that differ from it in one choice or another.
 
     As printed: reference="previous", scaling="unbiased", move="all", memory_batch=True, last_v=True. The library leaves
@@ -195,24 +178,11 @@ def algorithm_1(
 
 
 def algorithm_2(
-    gradient: StatefulGradient,
-    x0: Tensor,
-    small_matrix: Sequence[Any],
-    large_matrix: Sequence[Any],
-    initial_small_state: Any,
-    initial_large_state: Any,
-    *,
-    lr: float,
-    inner_steps: int,
-    iterations: int,
-    k1: int = 0,
-    k2: int | None = None,
-    memory_decay: float = 0.5,
-    reference: str = "previous",
-    advance: str = "printed",
-    replay: Iterator[Selection] | None = None,
-    generator: torch.Generator | None = None,
-) -> Trace:
+    gradient: StatefulGradient, x0: Tensor, small_matrix: Sequence[Any], large_matrix: Sequence[Any],
+    initial_small_state: Any, initial_large_state: Any, *, lr: float, inner_steps: int, iterations: int, k1: int = 0,
+    k2: int | None = None, memory_decay: float = 0.5, reference: str = "previous", advance: str = "printed",
+    replay: Iterator[Selection] | None = None, generator: torch.Generator | None = None,
+) -> Trace:  # fmt: skip
     """SpiderBoost for recurrent language models: a batch matrix and a model state for each batch size.
 
     small_matrix: Z_1, its l_1 batches in order, each with b rows; large_matrix: Z_2, its l_2 batches with B rows.
