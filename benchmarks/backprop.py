@@ -4,17 +4,16 @@ python benchmarks/backprop.py --save
 python benchmarks/backprop.py --device cuda --save
 python benchmarks/backprop.py --device cuda --dtype bfloat16 --channels-last --save
 
-Two points: the closure at the current and at the anchor point, and the differences on the selected rows in one vector,
-over two ordinary evaluations of the same closure, of which nothing is read. The selection, drawn anew each time on a
-CPU and once on CUDA, is not counted; what `Wanted` makes of it is. One point: a small step of SparseSGD with one choice
-of rows per anchor, over a step of SGD. Both with `sparse_backward=True`. On CUDA float32 means TF32, and beside the
-ratio of the times there is that of the time in kernels alone ("device"), for where the host is not the bottleneck.
+The closure at the current and at the anchor point with `sparse_backward=True`, and the differences on the selected rows
+in one vector, over two ordinary evaluations of the same closure, of which nothing is read. The selection, drawn anew
+each time on a CPU and once on CUDA, is not counted; what `Wanted` makes of it is. On CUDA float32 means TF32, and
+beside the ratio of the times there is that of the time in kernels alone ("device"), for where the host is not the
+bottleneck.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -130,24 +129,6 @@ def two_points(case: Case, share: float) -> Work:
     return Work(run, ordinary, draw)
 
 
-def one_point(case: Case, share: float) -> Work:
-    """A small step of SparseSGD, and a step of SGD, on two copies of the model."""
-    twin = copy.deepcopy(case)
-    base = torch.optim.SGD(case.model.parameters(), 1e-6)
-    ours = silk.VarianceReduced(
-        base,
-        None,
-        move="selected",
-        choose="anchor",
-        sparsity=silk.RTop(share, 0.0, groups="rows"),
-        sparse_backward=True,
-    )
-    sgd = torch.optim.SGD(twin.model.parameters(), 1e-6)
-    ours.step(lambda: evaluate(case, ours), anchor=True)
-    small = lambda: ours.step(lambda: evaluate(case, ours), anchor=False)  # noqa: E731
-    return Work(small, lambda: sgd.step(lambda: evaluate(twin, sgd)))
-
-
 def compare(work: Work, seconds: float) -> tuple[float, float, float]:
     """The median ratio of neighbouring runs, and the least times of both in ms."""
     for _ in range(WARM_UP):
@@ -201,7 +182,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     torch.backends.cuda.matmul.allow_tf32 = True
     figures: dict[str, dict[str, float | list[float]]] = {}
-    kinds = {"two points, rows, True": two_points, "one point, rows, True": one_point}
+    kinds = {"two points, rows, True": two_points}
     for name, make in CASES.items():
         if not any(part in name for part in given.only) or (given.device == "cpu" and name == "ResNet-18, b = 100"):
             continue

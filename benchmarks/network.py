@@ -6,8 +6,8 @@ python benchmarks/network.py --rates 1000 --workers 2 --repeats 1 --seeds 0     
 
 Each worker is a process in its own network namespace; a bridge joins them, and tc limits each link's outgoing traffic.
 The model is an MLP of 11 million parameters on scikit-learn's digits, with only 8 samples on each worker, so that
-sending dominates. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD (entries, and whole rows) and
-SparseSVRG. Methods take turns, and results are medians over rounds. A block of steps that other programs disturbed is
+sending dominates. Compared: dense DDP, DDP with torch's PowerSGD hook, SparseSGD and SparseSVRG.
+Methods take turns, and results are medians over rounds. A block of steps that other programs disturbed is
 repeated, and the quieter attempt counts. The cost model of benchmarks/scaling.py is fitted to plain messages and
 compared with the steps.
 
@@ -35,7 +35,6 @@ TUNED = {
     "dense": 0.2,
     "PowerSGD": 0.2,
     "SparseSGD": 0.4,
-    "SparseSGD-rows": 0.4,
     "SparseSVRG": 0.2,
 }  # results/benchmarks/network_tuning.json
 ENVIRONMENT = {

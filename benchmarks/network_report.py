@@ -17,7 +17,6 @@ LABELS = {
     "dense": "dense DDP",
     "PowerSGD": "DDP with PowerSGD",
     "SparseSGD": "SparseSGD",
-    "SparseSGD-rows": "SparseSGD, rows",
     "SparseSVRG": "SparseSVRG",
 }
 
@@ -56,14 +55,13 @@ def rounds(own: dict[tuple[Any, ...], Any], *title: Any) -> dict[str, Any]:
 def model(local: dict[str, Any], shapes: list[tuple[int, ...]], settings: Settings) -> dict[str, Step]:
     """The steps of every method, with measured local times; nothing here is fitted to the network."""
     d = sum(math.prod(shape) for shape in shapes)
-    k = math.ceil(settings.k * d)
-    rows = round(local["SparseSGD-rows"]["small"]["counted"] / 4)  # rows differ in length
+    k = {name: round(local[name]["small"]["counted"] / 4) for name in OURS}
     backward = local["passes"]["backward"]
     return {
         "dense step": dense(d, local["dense"]["step"]["seconds"], hidden=backward),
         "PowerSGD step": power_sgd(shapes, settings.rank, local["PowerSGD"]["step"]["seconds"]),
         **{f"{name} anchor": dense(d, local[name]["anchor"]["seconds"]) for name in OURS},
-        **{f"{name} small": small(rows if "rows" in name else k, local[name]["small"]["seconds"]) for name in OURS},
+        **{f"{name} small": small(k[name], local[name]["small"]["seconds"]) for name in OURS},
     }
 
 
@@ -185,7 +183,6 @@ def outlook(steps: dict[str, Step], settings: Settings) -> dict[str, Any]:
     mlp_methods: dict[str, Step | Loop] = {
         "dense": steps["dense step"],
         "SparseSGD": Loop(steps["SparseSGD anchor"], steps["SparseSGD small"], settings.m),
-        "SparseSGD-rows": Loop(steps["SparseSGD-rows anchor"], steps["SparseSGD-rows small"], settings.m),
         "top-k all-gather": Step(steps["SparseSGD small"].local, gathered=(2 * steps["SparseSGD small"].reduced[0],)),
         "PowerSGD": steps["PowerSGD step"],
     }
@@ -279,7 +276,6 @@ def plot(found: dict[str, Any], path: Path) -> None:
         "dense step": ("dense DDP", "black"),
         "SparseSGD anchor": ("SparseSGD, anchor", "tab:cyan"),
         "SparseSGD small": ("SparseSGD, small step", "tab:blue"),
-        "SparseSGD-rows small": ("SparseSGD of rows, small step", "tab:purple"),
         "SparseSVRG small": ("SparseSVRG, small step", "tab:green"),
         "PowerSGD step": (f"PowerSGD, rank {found['settings']['rank']}", "tab:red"),
     }
@@ -291,7 +287,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
     axes[0][0].set_title(f"{n} workers, d = 11 M; points measured, lines the model", fontsize=10)
     axes[0][0].legend(fontsize=8)
     if "target" in entry:
-        for name, colour in zip(METHODS, ("black", "tab:red", "tab:blue", "tab:purple", "tab:green"), strict=True):
+        for name, colour in zip(METHODS, ("black", "tab:red", "tab:blue", "tab:green"), strict=True):
             seconds = [entry["target"][name]["by_steps"][rate] for rate in rates]
             axes[0][1].plot(x, seconds, "o-", color=colour, label=LABELS[name])
         axes[0][1].set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="seconds")

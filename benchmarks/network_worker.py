@@ -49,7 +49,7 @@ class Settings:
     lr: dict[str, float]  # of each method
 
 
-METHODS = ("dense", "PowerSGD", "SparseSGD", "SparseSGD-rows", "SparseSVRG")
+METHODS = ("dense", "PowerSGD", "SparseSGD", "SparseSVRG")
 OURS = METHODS[2:]
 
 
@@ -88,14 +88,11 @@ class Method:
         else:
             self.wrapped = self.model
             seeded = torch.Generator().manual_seed(seed)
-            if name != "SparseSVRG":
-                groups = "rows" if name == "SparseSGD-rows" else None
-                options: dict[str, Any] = {"generator": seeded, "process_group": group}
-                options |= {"groups": groups, "sparse_backward": groups is not None}
-                self.optimizer = silk.SparseSGD(self.params, lr, given.k, **options)
+            options: dict[str, Any] = {"generator": seeded, "process_group": group}
+            if name == "SparseSGD":
+                self.optimizer = silk.SparseSGD(self.model, lr, k1=given.k, k2=0.0, **options)
             else:
-                half = given.k / 2
-                self.optimizer = silk.SparseSVRG(self.params, lr, half, half, generator=seeded, process_group=group)
+                self.optimizer = silk.SparseSVRG(self.params, lr, given.k / 2, given.k / 2, **options)
 
     def kind(self, t: int) -> str:
         if self.name in ("dense", "PowerSGD"):

@@ -19,12 +19,10 @@ from spidersilk.lab.run.config import RunConfig
 
 METHODS = {
     "SparseSVRG": {"optimizer": "sparse-svrg", "k1": 0.05, "k2": 0.05, "inner_steps": 10},
-    "SparseSGD": {"optimizer": "sparse-sgd", "k1": 0.1, "k2": 0.0, "inner_steps": 50},
     "SparseSVRG, selected": {"optimizer": "sparse-svrg-selected", "k1": 0.05, "k2": 0.05, "inner_steps": 10},
 }
 STEPS = {  # step sizes for coordinates (None) and for rows
     "SparseSVRG": {None: [0.025, 0.05, 0.1, 0.2], "rows": [0.005, 0.01, 0.025, 0.05, 0.1]},
-    "SparseSGD": {None: [0.1, 0.2], "rows": [0.1, 0.2]},
     "SparseSVRG, selected": {None: [0.1], "rows": [0.1]},
 }
 

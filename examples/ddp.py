@@ -42,7 +42,8 @@ def train(epochs: int = 20, samples: int = 4000, checkpoint: Path | None = None,
     train = tuple(t.to(device) for t in rings(samples, seed=1))
     test = tuple(t.to(device) for t in rings(1000, seed=2))
     seed = torch.Generator().manual_seed(0)
-    optimizer = silk.SparseSGD(model.parameters(), lr=0.3, momentum=0.5, generator=seed, process_group=group)
+    options = {"move": "selected", "momentum": 0.5, "generator": seed, "process_group": group}
+    optimizer = silk.SparseSVRG(model.parameters(), lr=0.3, **options)
     loader = silk.AnchorLoader(train, 500, 50, inner_steps=10, generator=seed, process_group=group)
 
     start = 0

@@ -121,12 +121,9 @@ class Method:
     options: dict[str, Any]
 
 
-def _sparse(make: Any, reference: str | None, **options: Any) -> Method:
+def _sparse(make: Any, reference: str, **options: Any) -> Method:
     names = ("scaling", "move", "choose", "anchor_move", "memory_reset")
-    if make is silk.SparseSGD:
-        told = {"move": "selected", "scaling": "none", "choose": "anchor"} | options
-    else:
-        told = {"scaling": "none" if options.get("move") == "selected" else "unbiased"} | options
+    told = {"scaling": "none" if options.get("move") == "selected" else "unbiased"} | options
     return Method(
         lambda params, lr, k1=3, k2=2, **rest: make(params, lr, k1=k1, k2=k2, **options, **rest),
         {"reference": reference, **{n: told[n] for n in names if n in told}},
@@ -146,9 +143,6 @@ METHODS = {
     "sparse-svrg, selected": _sparse(silk.SparseSVRG, "anchor", move="selected"),
     "sparse-svrg, selected, once per anchor": _sparse(silk.SparseSVRG, "anchor", move="selected", choose="anchor"),
     "sparse-svrg, selected at anchors too": _sparse(silk.SparseSVRG, "anchor", move="selected", anchor_move="selected"),
-    "sparse-sgd": _sparse(silk.SparseSGD, None),
-    "sparse-sgd, each step": _sparse(silk.SparseSGD, None, choose="step"),
-    "sparse-sgd, selected at anchors too": _sparse(silk.SparseSGD, None, anchor_move="selected"),
 }
 DENSE = ("spiderboost", "svrg")
 SPARSE = tuple(name for name in METHODS if name not in DENSE)

@@ -48,20 +48,12 @@ WEIGHTED: dict[str, Make] = {
     ),
     "SparseSVRG, memory reset": lambda p, **o: silk.SparseSVRG(p, 0.05, memory_reset=True, memory_decay=0.3, **o),
     "SparseSVRG, selected, clipped": lambda p, **o: silk.SparseSVRG(p, 0.1, move="selected", max_norm=0.1, **o),
-    "SparseSGD": lambda p, **o: silk.SparseSGD(p, 0.1, **o),
-    "SparseSGD, momentum": lambda p, **o: silk.SparseSGD(p, 0.05, momentum=0.9, **o),
-    "SparseAdamW": lambda p, **o: silk.SparseAdamW(p, 0.01, **o),
-    "SparseAdamW, each step": lambda p, **o: silk.SparseAdamW(p, 0.01, 0.1, 0.1, choose="step", **o),
-    "SparseAdamW, state of size k": lambda p, **o: silk.SparseAdamW(p, 0.01, 0.1, 0.1, anchor_move="selected", **o),
     "VarianceReduced, AdamW": lambda p, **o: silk.VarianceReduced(torch.optim.AdamW(p, 0.01), **o),
     "VarianceReduced, AdamW, rtop": lambda p, **o: silk.VarianceReduced(
         torch.optim.AdamW(p, 0.01), sparsity=silk.RTop(0.1, 0.1), **o
     ),
     "VarianceReduced, recursive, RMSprop": lambda p, **o: silk.VarianceReduced(
         torch.optim.RMSprop(p, 0.001), "previous", sparsity=silk.RTop(0.1, 0.1), **o
-    ),
-    "VarianceReduced, fresh, all move": lambda p, **o: silk.VarianceReduced(
-        torch.optim.SGD(p, 0.02), None, sparsity=silk.RTop(0.2, 0.2), **o
     ),
 }
 COUNTED: dict[str, Any] = {"by itself": INNER, "geometric": silk.Geometric(6.0), "adaptive": "auto"}

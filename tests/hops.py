@@ -1,6 +1,6 @@
 """The way of one step through the library: which of its functions run, in which files, with how many calls.
 
-`python tests/hops.py` prints it for a default small step of SparseSVRG and of SparseAdamW.
+`python tests/hops.py` prints it for a default small step of SparseSVRG and for a step of SparseAdamW.
 """
 
 from __future__ import annotations
@@ -60,12 +60,15 @@ def trace(step: Callable[[], Any]) -> Way:
     return Way(calls)
 
 
-def small_step(kind: type[torch.optim.Optimizer]) -> Way:
-    """The third small step after an anchor, of a default optimizer on a small classifier on the CPU."""
+def classifier() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5))
-    x, y = torch.randn(64, 20), torch.randint(5, (64,))
-    optimizer: Any = kind(model.parameters(), lr=0.01)  # pyright: ignore[reportCallIssue]
+    return nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 5)), torch.randn(64, 20), torch.randint(5, (64,))
+
+
+def small_step() -> Way:
+    """The third small step after an anchor of a default SparseSVRG on a small classifier on the CPU."""
+    model, x, y = classifier()
+    optimizer = silk.SparseSVRG(model.parameters(), lr=0.01)
 
     def step(anchor: bool, count: int) -> None:
         def closure() -> torch.Tensor:
@@ -82,10 +85,27 @@ def small_step(kind: type[torch.optim.Optimizer]) -> Way:
     return trace(lambda: step(False, 8))
 
 
+def plain_step() -> Way:
+    """The third step of a default SparseAdamW in an ordinary loop, its backward() included."""
+    model, x, y = classifier()
+    optimizer = silk.SparseAdamW(model)
+
+    def step() -> None:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    step()
+    return trace(step)
+
+
+WAYS = {"SparseSVRG": small_step, "SparseAdamW": plain_step}
+
 if __name__ == "__main__":
-    for kind in (silk.SparseSVRG, silk.SparseAdamW):
-        way = small_step(kind)
-        print(f"{kind.__name__}: {way}")
+    for name, find in WAYS.items():
+        way = find()
+        print(f"{name}: {way}")
         if "--all" in sys.argv:
             for call in way.calls:
                 print("   ", *call)

@@ -75,7 +75,15 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
         "model: it does not hold all the parameters",
     ),
     "missing backend": (lambda: silk.SVRG(p(), 0.1, backend="triton"), "backend = 'triton' cannot be had"),
-    "unknown reference": (lambda: reduced("last"), "reference = 'last' is not one of 'previous', 'anchor', None"),
+    "unknown reference": (lambda: reduced("last"), "reference = 'last' is not one of 'previous', 'anchor'"),
+    "a fresh gradient": (
+        lambda: reduced(None),
+        "a fresh gradient is sparse training: use silk.SparseSGD, silk.SparseAdamW or silk.Sparse",
+    ),
+    "a fresh gradient that moves the selected": (
+        lambda: reduced(None, move="selected", sparsity=silk.RTop(1, 1)),
+        "reference = None is not one of 'previous', 'anchor'",
+    ),
     "unknown move": (lambda: reduced(move="some"), "move = 'some' is not one of 'all', 'selected'"),
     "unknown choose": (lambda: reduced(choose="loop"), "choose = 'loop' is not one of"),
     "refresh without an anchor": (
@@ -84,7 +92,7 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "previous and selected": (
         lambda: reduced("previous", move="selected", sparsity=silk.RTop(1, 1)),
-        "use 'anchor' or None",
+        "would be stale; use 'anchor'",
     ),
     "unbiased and selected": (
         lambda: silk.SparseSVRG(p(), 0.1, scaling="unbiased", move="selected"),
@@ -101,7 +109,7 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "LBFGS": (lambda: silk.VarianceReduced(LBFGS(p())), "base = LBFGS cannot step with v"),
     "SparseAdam": (lambda: silk.VarianceReduced(SparseAdam(p())), "base = SparseAdam cannot step with v"),
     "Adafactor": (
-        lambda: silk.VarianceReduced(Adafactor(p()), None, move="selected", sparsity=silk.RTop(1, 1)),
+        lambda: silk.VarianceReduced(Adafactor(p()), move="selected", sparsity=silk.RTop(1, 1)),
         "base = Adafactor has state for rows",
     ),
     "all frozen": (
@@ -333,7 +341,8 @@ def test_a_base_that_stepped_its_parameters_unequally() -> None:
     for number, q in enumerate(model.parameters()):
         q.grad = torch.ones_like(q) if number == 0 else None
     base.step()
-    optimizer = silk.VarianceReduced(base, None, move="selected", sparsity=silk.RTop(3, 3))
+    base.zero_grad()
+    optimizer = silk.VarianceReduced(base, move="selected", sparsity=silk.RTop(3, 3))
     optimizer.step(good(optimizer, model), anchor=True)
     with pytest.raises(ValueError, match=r"parameters of one group 1, 2 times"):
         optimizer.step(good(optimizer, model), anchor=False)

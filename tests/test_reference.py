@@ -24,12 +24,12 @@ def test_first_steps_by_hand() -> None:
     """f(x) = x^2 / 2 on one coordinate, full batch: v = x at each step, so x shrinks by 1 - lr."""
     x0 = torch.tensor([1.0], dtype=torch.float64)
     batches = itertools.repeat([0])
-    for point in ("previous", "anchor", None):
+    for point in ("previous", "anchor"):
         trace = reference.algorithm_1(
             lambda x, batch: x, x0, batches, batches, lr=0.1, inner_steps=3, loops=2, reference=point
         )
         assert [float(x) for x in trace.iterates] == pytest.approx([0.9**t for t in range(1, 7)])
-    assert trace.queries == 2 + 2 * 2 * 1  # None: two anchors, and two small steps each at one evaluation
+    assert trace.queries == 2 + 2 * 2 * 2  # two anchors, and two small steps each at two evaluations
 
 
 def test_printed_form_costs_two_more_batches_and_moves_as_often() -> None:

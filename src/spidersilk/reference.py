@@ -81,14 +81,12 @@ def loop_length(lengths: str | Sequence[int], mean: float, j: int, generator: to
 
 
 def new_estimate(
-    reference: str | None, scaling: str, v: Tensor, v_anchor: Tensor, y: Tensor, selection: Selection | None
+    reference: str, scaling: str, v: Tensor, v_anchor: Tensor, y: Tensor, selection: Selection | None
 ) -> Tensor:
-    """Line 11 for each reference; y is the difference to it, or the gradient itself."""
+    """Line 11 for each reference; y is the difference to it."""
     change = y if selection is None else rtop(selection, y, scaling == "unbiased")
     if reference == "previous":
         return v + change
-    if reference is None:
-        return change
     if scaling == "refresh":
         assert selection is not None
         return torch.where(mask(selection), v_anchor + change, v)
@@ -101,30 +99,13 @@ def where_it_moves(move: str, selection: Selection, new: Tensor, old: Tensor) ->
 
 
 def algorithm_1(
-    gradient: Gradient,
-    x0: Tensor,
-    anchors: Iterator[Any],
-    smalls: Iterator[Any],
-    *,
-    lr: float | Callable[[int, int], float],
-    inner_steps: float,
-    loops: int,
-    k1: int = 0,
-    k2: int | None = None,
-    memory_decay: float = 0.5,
-    memory_reset: bool = False,
-    memory_batch: bool = False,
-    reference: str | None = "previous",
-    scaling: str = "unbiased",
-    move: str = "all",
-    choose: str = "step",
-    anchor_move: str = "all",
-    lengths: str | Sequence[int] = "fixed",
-    last_v: bool = False,
-    output: str = "last",
-    replay: Iterator[Selection] | None = None,
-    generator: torch.Generator | None = None,
-) -> Trace:
+    gradient: Gradient, x0: Tensor, anchors: Iterator[Any], smalls: Iterator[Any], *,
+    lr: float | Callable[[int, int], float], inner_steps: float, loops: int, k1: int = 0, k2: int | None = None,
+    memory_decay: float = 0.5, memory_reset: bool = False, memory_batch: bool = False,
+    reference: str = "previous", scaling: str = "unbiased", move: str = "all", choose: str = "step",
+    anchor_move: str = "all", lengths: str | Sequence[int] = "fixed", last_v: bool = False, output: str = "last",
+    replay: Iterator[Selection] | None = None, generator: torch.Generator | None = None,
+) -> Trace:  # fmt: skip
     """SpiderBoost with sparse gradients, and the methods that differ from it in one choice or another.
 
     As printed: reference="previous", scaling="unbiased", move="all", memory_batch=True, last_v=True. The library leaves
@@ -132,10 +113,10 @@ def algorithm_1(
     last one of each inner loop.
 
     lr: the step size, or a function of (j, t). lengths: "fixed" (N_j = m), "geometric" (mean m), or the N_j themselves.
-    k2=None: the dense method. reference: "previous", "anchor", or None for a fresh gradient. scaling: "unbiased",
-    "none" or "refresh". move and anchor_move: whether x moves on all coordinates or on the selected ones. choose: a
-    selection at each "step" or at each "anchor". memory_reset, and always with move="selected": M restarts from each
-    large batch. output: "last" or "uniform" (over the outer loops). replay: selections to use in place of draws.
+    k2=None: the dense method. reference: "previous" or "anchor". scaling: "unbiased", "none" or "refresh". move and
+    anchor_move: whether x moves on all coordinates or on the selected ones. choose: a selection at each "step" or at
+    each "anchor". memory_reset, and always with move="selected": M restarts from each large batch. output: "last" or
+    "uniform" (over the outer loops). replay: selections to use in place of draws.
     """
     generator = generator or torch.Generator().manual_seed(0)
     trace = Trace(output=x0)
@@ -183,10 +164,8 @@ def algorithm_1(
             if sparse and (selection is None or choose == "step"):
                 selection = select(memory)
             batch = next(smalls)  # 10
-            y = gradient(x, batch)
-            if reference is not None:
-                y = y - gradient(x_previous if reference == "previous" else x_anchor, batch)
-            trace.queries += len(batch) * density * (1 if reference is None else 2)
+            y = gradient(x, batch) - gradient(x_previous if reference == "previous" else x_anchor, batch)
+            trace.queries += 2 * len(batch) * density
             v = new_estimate(reference, scaling, v, v_anchor, y, selection)  # 11
             moved = v
             if selection is not None:
@@ -199,24 +178,11 @@ def algorithm_1(
 
 
 def algorithm_2(
-    gradient: StatefulGradient,
-    x0: Tensor,
-    small_matrix: Sequence[Any],
-    large_matrix: Sequence[Any],
-    initial_small_state: Any,
-    initial_large_state: Any,
-    *,
-    lr: float,
-    inner_steps: int,
-    iterations: int,
-    k1: int = 0,
-    k2: int | None = None,
-    memory_decay: float = 0.5,
-    reference: str = "previous",
-    advance: str = "printed",
-    replay: Iterator[Selection] | None = None,
-    generator: torch.Generator | None = None,
-) -> Trace:
+    gradient: StatefulGradient, x0: Tensor, small_matrix: Sequence[Any], large_matrix: Sequence[Any],
+    initial_small_state: Any, initial_large_state: Any, *, lr: float, inner_steps: int, iterations: int, k1: int = 0,
+    k2: int | None = None, memory_decay: float = 0.5, reference: str = "previous", advance: str = "printed",
+    replay: Iterator[Selection] | None = None, generator: torch.Generator | None = None,
+) -> Trace:  # fmt: skip
     """SpiderBoost for recurrent language models: a batch matrix and a model state for each batch size.
 
     small_matrix: Z_1, its l_1 batches in order, each with b rows; large_matrix: Z_2, its l_2 batches with B rows.

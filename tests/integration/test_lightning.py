@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from trainers import EVERY, LAZY, ONE_EVALUATION, SIZE, TWO_POINTS, Make, data, flat, network, plain_loop
+from trainers import LAZY, SIZE, SPARSE_TRAINING, TWO_POINTS, Make, closure_loop, data, flat, network, plain_loop
 
 lightning = pytest.importorskip("lightning", reason="the extra [integrations] is not installed")
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -38,14 +38,21 @@ def train(make: Make, **options: Any) -> Tensor:
     return flat(module.model)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_automatic_optimization_is_a_plain_loop(name: str) -> None:
-    torch.testing.assert_close(train(EVERY[name]), plain_loop(EVERY[name])[0])
+@pytest.mark.parametrize("name", SPARSE_TRAINING)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_sparse_training(name: str, precision: Any, accumulate: int, clip: float | None) -> None:
+    options = {"precision": precision, "accumulate_grad_batches": accumulate, "gradient_clip_val": clip}
+    plain = plain_loop(SPARSE_TRAINING[name], accumulate, clip, precision == "bf16-mixed")
+    torch.testing.assert_close(train(SPARSE_TRAINING[name], **options), plain)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_bfloat16(name: str) -> None:
-    torch.testing.assert_close(train(EVERY[name], precision="bf16-mixed"), plain_loop(EVERY[name], bf16=True)[0])
+@pytest.mark.parametrize("name", TWO_POINTS)
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_automatic_optimization_at_two_points(name: str, precision: Any) -> None:
+    plain = closure_loop(TWO_POINTS[name], precision == "bf16-mixed")
+    torch.testing.assert_close(train(TWO_POINTS[name], precision=precision), plain)
 
 
 @pytest.mark.parametrize("name", TWO_POINTS)
@@ -54,24 +61,12 @@ def test_accumulation_at_two_points_is_refused(name: str) -> None:
         train(TWO_POINTS[name], accumulate_grad_batches=2)
 
 
-@pytest.mark.parametrize("name", ONE_EVALUATION)
-def test_accumulation_with_one_evaluation(name: str) -> None:
-    make = ONE_EVALUATION[name]
-    torch.testing.assert_close(train(make, accumulate_grad_batches=2), plain_loop(make, accumulate=2)[0])
-
-
 @pytest.mark.parametrize("name", TWO_POINTS)
 def test_clipping_at_two_points_is_refused(name: str) -> None:
     with pytest.raises(
         RuntimeError, match=r"turn off the trainer's gradient clipping and give the optimizer max_norm="
     ):
         train(TWO_POINTS[name], gradient_clip_val=0.1)
-
-
-@pytest.mark.parametrize("name", ONE_EVALUATION)
-def test_clipping_with_one_evaluation(name: str) -> None:
-    make = ONE_EVALUATION[name]
-    torch.testing.assert_close(train(make, gradient_clip_val=0.1), plain_loop(make, clip=0.1)[0])
 
 
 def test_lazy_svrg_says_what_it_needs() -> None:

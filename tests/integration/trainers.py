@@ -1,4 +1,4 @@
-"""One small problem, every named optimizer over it, and the plain loop that a trainer must agree with."""
+"""One small problem, every named optimizer over it, and the plain loops that a trainer must agree with."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ TWO_POINTS: dict[str, Make] = {
     "SparseSVRG": lambda model: silk.SparseSVRG(model.parameters(), 0.05, **seeded()),
     "SparseSVRG, selected": lambda model: silk.SparseSVRG(model.parameters(), 0.1, move="selected", **seeded()),
 }
-ONE_EVALUATION: dict[str, Make] = {
-    "SparseSGD": lambda model: silk.SparseSGD(model.parameters(), 0.1, k1=0.2, k2=0.2, **seeded()),
-    "SparseAdamW": lambda model: silk.SparseAdamW(model.parameters(), 0.01, k1=0.2, k2=0.2, **seeded()),
+SPARSE_TRAINING: dict[str, Make] = {
+    "SparseSGD": lambda model: silk.SparseSGD(model, 0.1, momentum=0.9, **seeded()),
+    "SparseAdamW": lambda model: silk.SparseAdamW(model, 0.01, **seeded()),
+    "SparseAdamW, by gradient": lambda model: silk.SparseAdamW(model, 0.01, k1=0.2, k2=0.1, **seeded()),
+    "Sparse over RMSprop": lambda model: silk.Sparse(model, torch.optim.RMSprop, lr=0.01, k2=0.3, **seeded()),
 }
-EVERY = TWO_POINTS | ONE_EVALUATION
 LAZY: dict[str, Make] = {"LazySVRG": lambda model: silk.LazySVRG(model, 0.1)}
 SIZE, COUNT = 16, 12  # of a batch, and batches
 
@@ -44,28 +45,40 @@ def network() -> nn.Module:
 
 
 def flat(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    """The weights; a state_dict leaves compact parameters out."""
+    return torch.cat([value.reshape(-1) for value in model.state_dict().values()])
 
 
-def plain_loop(make: Make, accumulate: int = 1, clip: float | None = None, bf16: bool = False) -> tuple[Tensor, float]:
-    """The parameters after one pass over the data in order, and the last loss."""
+def closure_loop(make: Make, bf16: bool = False) -> Tensor:
+    """The weights after one pass over the data in order, by step(closure)."""
     model = network()
     optimizer = make(model)
     x, y = data()
-    loss = torch.zeros(())
-    for start in range(0, len(x), SIZE * accumulate):
+    for i in range(0, len(x), SIZE):
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            total = torch.zeros(())
-            for i in range(start, start + SIZE * accumulate, SIZE):
-                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                    loss = F.cross_entropy(model(x[i : i + SIZE]), y[i : i + SIZE]) / accumulate
-                loss.backward()
-                total += loss.detach().float()
-            if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            return total
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                loss = F.cross_entropy(model(x[i : i + SIZE]), y[i : i + SIZE])
+            loss.backward()
+            return loss
 
-        loss = optimizer.step(closure)
-    return flat(model), float(loss)
+        optimizer.step(closure)
+    return flat(model)
+
+
+def plain_loop(make: Make, accumulate: int = 1, clip: float | None = None, bf16: bool = False) -> Tensor:
+    """The same for an optimizer of sparse training, by backward(), step() and zero_grad()."""
+    model = network()
+    optimizer = make(model)
+    x, y = data()
+    for number, i in enumerate(range(0, len(x), SIZE)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = F.cross_entropy(model(x[i : i + SIZE]), y[i : i + SIZE]) / accumulate
+        loss.backward()
+        if (number + 1) % accumulate == 0:
+            if clip is not None:
+                assert nn.utils.clip_grad_norm_(model.parameters(), clip) > clip
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model)

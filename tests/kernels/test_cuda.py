@@ -119,7 +119,6 @@ CAPTURED = [
     "sparse-svrg",
     "sparse-svrg, refresh",
     "sparse-svrg, selected",
-    "sparse-sgd, each step",
 ]
 
 
@@ -158,8 +157,8 @@ def test_a_captured_step_draws_anew_at_each_replay(name: str) -> None:
 
 def test_captures_that_would_use_freed_memory_are_refused() -> None:
     for make in (
-        lambda p: silk.SparseSGD(p, 0.05, choose="anchor"),
-        lambda p: silk.SparseSGD(p, 0.05, momentum=0.9, choose="step"),
+        lambda p: silk.SparseSVRG(p, 0.05, move="selected", choose="anchor"),
+        lambda p: silk.SparseSVRG(p, 0.05, momentum=0.9, move="selected", choose="step"),
     ):
         model = net()
         optimizer = make(model.parameters())
@@ -294,8 +293,8 @@ FORMS = {
     "previous": {"reference": "previous", "sparsity": silk.RTop(10, 5)},
     "anchor": {"reference": "anchor", "sparsity": silk.RTop(10, 5)},
     "rows": {"reference": "anchor", "sparsity": silk.RTop(0.2, 0.2, groups="rows")},
-    "selected": {"reference": None, "move": "selected", "choose": "anchor", "sparsity": silk.RTop(10, 5)},
-    "selected, k": {"reference": None, "move": "selected", "anchor_move": "selected", "sparsity": silk.RTop(10, 5)},
+    "selected": {"reference": "anchor", "move": "selected", "choose": "anchor", "sparsity": silk.RTop(10, 5)},
+    "selected, k": {"reference": "anchor", "move": "selected", "anchor_move": "selected", "sparsity": silk.RTop(10, 5)},
 }
 
 
@@ -367,8 +366,8 @@ def test_a_small_step_does_not_wait_for_the_device(form: str, which: str) -> Non
 
 def test_parameters_on_two_devices() -> None:
     a, b = nn.Parameter(torch.ones(20)), nn.Parameter(torch.full((30,), 2.0, device="cuda"))
-    for make in (silk.SparseSVRG, silk.SparseSGD):
-        optimizer = make([a, b], 0.05, k1=5, k2=5)
+    for move in ("all", "selected"):
+        optimizer = silk.SparseSVRG([a, b], 0.05, k1=5, k2=5, move=move)
 
         def closure() -> Tensor:
             optimizer.zero_grad()

@@ -49,7 +49,7 @@ def _registered() -> None:
     backends.register("sorting", SortingKernels, why_not)
 
 
-@pytest.mark.parametrize("name", ["sparse-spiderboost", "sparse-svrg", "sparse-svrg, selected", "sparse-sgd"])
+@pytest.mark.parametrize("name", ["sparse-spiderboost", "sparse-svrg", "sparse-svrg, selected"])
 def test_it_takes_the_steps_of_the_plain_one(name: str) -> None:
     ends = []
     for backend in ("torch", "sorting"):

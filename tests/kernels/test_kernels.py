@@ -164,7 +164,7 @@ def advance(given: dict[str, Any], **more: Any) -> Outcome:
 
 
 def plain_update(form: str, v: Tensor, anchor: Tensor, indices: Tensor, changes: Tensor) -> Tensor:
-    new = {"recursive": v, "refresh": v, "anchored": anchor, "fresh": torch.zeros_like(v)}[form].clone()
+    new = {"recursive": v, "refresh": v, "anchored": anchor}[form].clone()
     if form == "refresh":
         new[indices] = anchor[indices] + changes
     else:
@@ -179,7 +179,7 @@ def case(form: str, d: int, dtype: torch.dtype, per_coordinate: bool = False, se
     scale = torch.rand(k2, generator=seeded(seed), dtype=torch.float64) + 1 if per_coordinate else 2.7
     values = normal(k1 + k2, seed + 4, dtype)
     anchor = normal(d, seed + 1, dtype)
-    given = {"form": form, "v": normal(d, seed, dtype), "v_anchor": None if form in ("recursive", "fresh") else anchor}
+    given = {"form": form, "v": normal(d, seed, dtype), "v_anchor": None if form == "recursive" else anchor}
     return given | {"memory": memory, "top": top, "random": random, "values": values, "scale": scale, "decay": 0.3}
 
 
@@ -223,7 +223,7 @@ def test_advance(form: str, dtype: torch.dtype, per_coordinate: bool, threads: i
     assert torch.equal(torch.from_numpy(histogram).long(), histogram_of(given["memory"]))
     outside = torch.ones(10_007, dtype=torch.bool)
     outside[torch.cat([given["top"], given["random"]])] = False
-    kept = {"recursive": before, "refresh": before, "anchored": given["v_anchor"], "fresh": before * 0}[form]
+    kept = {"recursive": before, "refresh": before, "anchored": given["v_anchor"]}[form]
     assert torch.equal(given["v"][outside], kept[outside])
 
 
@@ -279,8 +279,6 @@ def test_nothing_moves_when_v_is_not_finite(form: str, dtype: torch.dtype, bad: 
             base = given["v"] if given["v_anchor"] is None else given["v_anchor"]
             base[given[where][place]] = largest
             given["values"][place] = largest
-            if form == "fresh":
-                given["values"][place], given["scale"] = (torch.inf, 1.0) if where == "top" else (largest, 3.0)
         else:
             given["values"][place] = bad
         params = list(normal(3000, 8, dtype).split([1000, 2000]))

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
 import spidersilk
+from spidersilk.lab.commands.runs import config_of
 from spidersilk.lab.run import methods
 from spidersilk.lab.run.config import SETTINGS, RunConfig, apply_settings, from_yaml
 from spidersilk.lab.tasks import all_tasks, find
@@ -116,9 +117,18 @@ def test_every_setting_of_a_run_is_declared() -> None:
 @pytest.mark.parametrize("task", ["image", "language", "logistic", "ranking"])
 def test_each_optimizer_has_its_own_step_size(task: str) -> None:
     steps = {name: RunConfig(task, name).completed().lr for name in methods.METHODS}
-    assert steps["adamw"] == steps["sparse-adamw"] == steps["sparse-adamw-step"] == find(task).rates["adamw"]
+    assert steps["adamw"] == steps["sparse-adamw"] == find(task).rates["adamw"]
     assert steps["adamw"] < steps["sgd"]
     assert RunConfig(task, "adamw", lr=0.5).completed().lr == 0.5
+
+
+@pytest.mark.parametrize("optimizer", methods.METHODS)
+@pytest.mark.parametrize("task", ["image", "language", "logistic", "ranking"])
+def test_the_config_of_a_runs_folder_can_be_run(task: str, optimizer: str, tmp_path: Path) -> None:
+    """All its settings have values there, also those that its optimizer ignores."""
+    made = RunConfig(task, optimizer, lr=0.3).completed()
+    (tmp_path / "config.yaml").write_text(made.to_yaml())
+    assert config_of(None, None, tmp_path / "config.yaml", [], None, {}, None) == made
 
 
 def test_a_step_size_of_ones_own_does_not_rise_inside_a_loop() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import pickle
@@ -21,6 +22,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from lab_helpers import DIGITS, SMALL, config, metrics
 
+import spidersilk as silk
 from spidersilk.lab import tasks
 from spidersilk.lab.run import machine, methods, runner
 from spidersilk.lab.run.config import RunConfig, apply_settings
@@ -40,7 +42,7 @@ def test_every_optimizer_runs(optimizer: str, tmp_path: Path) -> None:
     assert told["versions"]["torch"] == torch.__version__
 
 
-@pytest.mark.parametrize("optimizer", ["sparse-svrg", "sparse-sgd", "sparse-spiderboost"])
+@pytest.mark.parametrize("optimizer", ["sparse-svrg", "sparse-spiderboost"])
 def test_whole_rows_in_the_lab(optimizer: str, tmp_path: Path) -> None:
     made = apply_settings(config("image", optimizer, options=DIGITS | {"model": "fc"}, **SMALL), ["groups=rows"])
     going = runner.Run(replace(made, lr=0.02).completed(), tmp_path / "run")
@@ -97,6 +99,40 @@ def test_adaptive_loops_and_measures_in_the_lab(optimizer: str, task: str, tmp_p
     assert summary["anchors"] > 1
 
 
+@pytest.mark.parametrize("optimizer", ["sparse-sgd", "sparse-sgd-momentum", "sparse-adamw"])
+def test_sparse_training_in_the_lab_is_an_ordinary_loop(optimizer: str, tmp_path: Path) -> None:
+    """The runner's own steps against a loop written here, with a new selection at each anchor."""
+    options = DIGITS | {"model": "fc"}
+    made = config("image", optimizer, options=options, lr=0.05, k1=0.1, k2=0.1, max_norm=0.5, **SMALL)
+    run = runner.Run(made.completed(), tmp_path / "run")
+    summary = run.go(False, lambda _: None)
+    assert summary["status"] == "finished"
+    assert summary["parameters"] == 308_310
+    torch.manual_seed(0)
+    task, generator = tasks.find("image")(options, None, torch.device("cpu")), torch.Generator().manual_seed(0)
+    kind = silk.SparseAdamW if optimizer == "sparse-adamw" else silk.SparseSGD
+    more: Any = {"momentum": 0.9} if "momentum" in optimizer else {}
+    ours = kind(task.model, 0.05, 0.1, 0.1, max_norm=0.5, inner_steps=5, generator=generator, **more)
+    loader = AnchorLoader(task.train, 200, 20, 5, loops=10**9, generator=generator)  # type: ignore[attr-defined]
+    queries = 0.0
+    for batch, is_anchor in itertools.islice(loader, run.counters.updates):
+        task.loss(batch, None).backward()
+        ours.step()
+        ours.zero_grad()
+        queries += len(batch[0]) * (1.0 if is_anchor else ours.density)  # an anchor chooses by the whole gradient
+    ends = [list(model.state_dict().values()) for model in (run.task.model, task.model)]
+    assert all(map(torch.equal, *ends))
+    assert run.counters.queries == pytest.approx(queries)
+
+
+def test_sparse_training_has_no_difference_to_end_a_loop_by(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"inner_steps = 'auto' with sparse-adamw: it has no difference.*number"):
+        runner.run(config("image", "sparse-adamw", options=DIGITS, inner_steps="auto"), tmp_path / "run")
+    long = runner.Run(config("logistic", "sparse-sgd", inner_steps="theorem-2").completed(), tmp_path / "long")
+    long._build()
+    assert long.inner == math.ceil(long.task.samples / long.config.batch_size / long.optimizer.density)
+
+
 def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
     ends = []
     for layout in (False, True):
@@ -119,8 +155,17 @@ def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "summary.json").read_text() == before
 
 
-def test_a_run_stopped_by_the_clock_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypatch) -> None:
-    made = config(budget=4.0)
+STOPPED: dict[str, dict[str, Any]] = {
+    "sparse-svrg": {},
+    "sparse-sgd": {"inner_steps": 7, "anchor_batch_size": 20},
+    "sparse-sgd-momentum": {"inner_steps": 7, "anchor_batch_size": 20, "k1": 0.1, "lr": 0.1},
+    "sparse-adamw": {"inner_steps": 41, "k1": 0.2, "k2": 0.0},  # it stops right before a new selection
+}
+
+
+@pytest.mark.parametrize("optimizer", STOPPED)
+def test_a_run_stopped_by_the_clock_goes_on_as_if_it_had_not_been(optimizer: str, tmp_path: Path, monkeypatch) -> None:
+    made = config(optimizer=optimizer, budget=4.0, **STOPPED[optimizer])
     whole = runner.run(made, tmp_path / "whole")
     now = iter(range(10**6))
     monkeypatch.setattr(runner.time, "time", lambda: next(now))  # a second for each step
@@ -134,13 +179,15 @@ def test_a_run_stopped_by_the_clock_goes_on_as_if_it_had_not_been(tmp_path: Path
 
 
 KILLED: dict[str, dict[str, Any]] = {
-    "image": {"options": {"data": "digits", "model": "fc"}, "budget": 6.0, **SMALL},
+    "image": {"options": {"data": "digits", "model": "fc"}, "budget": 6.0, "batch_size": 20},
     "logistic": {"options": {"data": "digits"}, "budget": 15.0, "lr": 1.0},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "optimizer"), [("image", "momentum"), ("logistic", "sparse-svrg")])
+@pytest.mark.parametrize(
+    ("task", "optimizer"), [("image", "momentum"), ("image", "sparse-adamw"), ("logistic", "sparse-svrg")]
+)
 def test_kill_and_resume_on_the_command_line(task: str, optimizer: str, tmp_path: Path) -> None:
     settings = KILLED[task]
     made = config(task, optimizer, **settings, checkpoint_every=0.05)

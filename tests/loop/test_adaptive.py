@@ -329,17 +329,7 @@ def test_auto_needs_differences_and_sizes() -> None:
     for options in ({"scaling": "none"}, {"choose": "anchor"}, {"k2": 0}):
         with pytest.raises(ValueError, match="needs scaling='unbiased', choose='step' and k2 above 0"):
             silk.SparseSpiderBoost(task.model.parameters(), lr=0.1, inner_steps="auto", **options)
-    with pytest.raises(ValueError, match="there is no difference whose variance could end a loop"):
-        silk.SparseSGD(task.model.parameters(), lr=0.1, inner_steps="auto")
-    optimizer = silk.SparseSGD(task.model.parameters(), lr=0.1)
-    loader = iter(task.loader())
-    for _ in range(2):
-        batch, is_anchor = next(loader)
-        if not is_anchor:
-            with pytest.raises(ValueError, match="there is no difference"):
-                optimizer.step(task.closure(optimizer, batch), anchor=is_anchor)
-        else:
-            optimizer.step(task.closure(optimizer, batch), anchor=is_anchor)
+    batch, _ = next(iter(task.loader()))
     counting = silk.SVRG(task.model.parameters(), lr=0.1, inner_steps="auto")
     counting.step(task.closure(counting, batch))
     with pytest.raises(ValueError, match="pass samples= to each step"):

@@ -106,19 +106,17 @@ def _adamw(params: Any, **common: Any) -> Any:
     return silk.VarianceReduced(base, sparsity=silk.RTop(0.1, 0.1), **common)
 
 
-NAMED = ("SpiderBoost", "SparseSpiderBoost", "SVRG", "SparseSVRG", "SparseSGD", "SparseAdamW")
+NAMED = ("SpiderBoost", "SparseSpiderBoost", "SVRG", "SparseSVRG")
 METHODS: dict[str, Callable[..., Any]] = {
     "SpiderBoost": lambda p, **c: silk.SpiderBoost(p, lr=0.1, **c),
     "SparseSpiderBoost": lambda p, **c: silk.SparseSpiderBoost(p, lr=0.02, k1=0.2, k2=0.2, **c),
     "SVRG": lambda p, **c: silk.SVRG(p, lr=0.1, **c),
     "SparseSVRG": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, **c),
-    "SparseSGD": lambda p, **c: silk.SparseSGD(p, lr=0.1, **c),
-    "SparseAdamW": lambda p, **c: silk.SparseAdamW(p, lr=0.01, **c),
     "AdamW": _adamw,
     "refresh": lambda p, **c: silk.SparseSVRG(p, lr=0.1, scaling="refresh", max_norm=0.2, **c),
     "selected": lambda p, **c: silk.SparseSVRG(p, lr=0.1, move="selected", momentum=0.5, choose="anchor", **c),
-    "few": lambda p, **c: silk.SparseSGD(p, lr=0.1, k1=0.1, k2=0.1, anchor_move="selected", choose="step", **c),
-    "rows": lambda p, **c: silk.SparseSGD(p, lr=0.1, k1=0.2, k2=0.2, groups="rows", **c),
+    "few": lambda p, **c: silk.SparseSVRG(p, 0.1, 0.1, 0.1, move="selected", anchor_move="selected", **c),
+    "rows": lambda p, **c: silk.SparseSVRG(p, 0.1, 0.2, 0.2, move="selected", choose="anchor", groups="rows", **c),
     "per tensor": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, per_tensor=True, **c),
     "sparse backward": lambda p, **c: silk.SparseSVRG(p, lr=0.1, groups="rows", sparse_backward=True, **c),
     "torch": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, backend="torch", **c),

@@ -154,7 +154,7 @@ def test_a_small_step_sends_k_values(pool: Pool, ranks: int) -> None:
 
 def test_a_loop_sends_a_fifth_of_what_dense_averaging_does(pool: Pool) -> None:
     """m = 10 and k = 10 %: 1 + 9 / 10 of d, beside 10 d; the check that ranks agree is counted too."""
-    for _, _, traffic, d in pool.run(processes.sent, "SparseSGD", 10, ranks=2):
+    for _, _, traffic, d in pool.run(processes.sent, "selected", 10, ranks=2):
         dense = traffic.ring(20 * 4 * d)
         assert 0 < traffic.control < 1000
         assert dense / traffic.ring_bytes >= 5

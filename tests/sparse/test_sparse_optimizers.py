@@ -1,4 +1,4 @@
-"""Fresh gradients of which only the selected coordinates move."""
+"""SparseSGD and SparseAdamW are torch's SGD and AdamW under Sparse, with the same arguments."""
 
 from __future__ import annotations
 
@@ -6,44 +6,51 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import spidersilk as silk
-from spidersilk import reference
+
+NAMED: dict[str, tuple[type[silk.Sparse], type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (silk.SparseSGD, torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.01}),
+    "momentum": (silk.SparseSGD, torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "dampening": 0.1}),
+    "nesterov": (silk.SparseSGD, torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "foreach": True}),
+    "adamw": (silk.SparseAdamW, torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3}),
+    "amsgrad": (silk.SparseAdamW, torch.optim.AdamW, {"lr": 0.01, "amsgrad": True, "weight_decay": 0.1}),
+    "maximize": (silk.SparseAdamW, torch.optim.AdamW, {"lr": 0.01, "maximize": True}),
+}
+SHARED: dict[str, Any] = {"k1": 0.1, "k2": 0.2, "inner_steps": 4, "max_norm": 0.5}
 
 
-@pytest.mark.parametrize("choose", ["anchor", "step"])
-def test_sparse_adamw_is_adamw_on_the_selected_coordinates(choose: str) -> None:
-    """Against AdamW's formula written out, with 12 coordinates, of which the top 4 of M move between anchors."""
-    d, k, lr, decay, eps, (beta1, beta2) = 12, 4, 0.05, 0.1, 1e-3, (0.8, 0.95)
-    curvature = torch.linspace(0.5, 2.0, d, dtype=torch.float64)
-    noise = torch.randn(30, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    x = torch.nn.Parameter(torch.linspace(-1, 2, d, dtype=torch.float64))
-    options: dict[str, Any] = {"betas": (beta1, beta2), "eps": eps, "weight_decay": decay, "choose": choose}
-    optimizer = silk.SparseAdamW([x], lr, k1=k, **options)
+def trained(make: Any, steps: int = 15) -> tuple[Tensor, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    optimizer = make(model)
+    data = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        model(torch.randn(10, 6, generator=data, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([p.detach().reshape(-1) for p in (*model[0].parameters(), *model[2].parameters())]), optimizer
 
-    y, first, second = x.detach().clone(), torch.zeros(d).double(), torch.zeros(d).double()
-    memory = torch.zeros(d).double()
-    for t in range(30):
 
-        def closure(t: int = t) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = (0.5 * curvature * x.square() + noise[t] * x).sum()
-            loss.backward()
-            return loss
+@pytest.mark.parametrize("name", NAMED)
+def test_the_same_as_sparse_over_the_base(name: str) -> None:
+    named, base, options = NAMED[name]
+    ends = []
+    for kind in (named, lambda model, **rest: silk.Sparse(model, base, **rest)):
+        generator = torch.Generator().manual_seed(3)
+        end, optimizer = trained(lambda m, k=kind, g=generator: k(m, **options, **SHARED, generator=g))
+        assert {n: optimizer.param_groups[0][n] for n in options} == options
+        assert (optimizer.inner_steps, optimizer.max_norm) == (4, 0.5)
+        assert isinstance(optimizer.base, base)
+        ends.append(end)
+    assert torch.equal(*ends)
 
-        anchor = t % 6 == 0
-        optimizer.step(closure, anchor=anchor, samples=10)
-        gradient = curvature * y + noise[t]
-        if anchor:
-            moves, memory = torch.ones(d).bool(), gradient.abs()
-        elif choose == "step" or t % 6 == 1:
-            moves = torch.zeros(d).bool()
-            moves[reference.top(memory, k)] = True
-        if not anchor and choose == "step":
-            memory = torch.where(moves, 0.5 * gradient.abs() + 0.5 * memory, memory)
-        first = torch.where(moves, beta1 * first + (1 - beta1) * gradient, first)
-        second = torch.where(moves, beta2 * second + (1 - beta2) * gradient**2, second)
-        step = lr * (first / (1 - beta1 ** (t + 1))) / ((second / (1 - beta2 ** (t + 1))).sqrt() + eps)
-        y = torch.where(moves, y * (1 - lr * decay) - step, y)
-        torch.testing.assert_close(x.detach(), y, rtol=1e-9, atol=1e-12)
-    assert optimizer.gradient_queries == pytest.approx(5 * 10 + 25 * 10 * k / d)
+
+@pytest.mark.parametrize("named", [silk.SparseSGD, silk.SparseAdamW])
+def test_defaults_are_those_of_torch_and_of_sparse(named: type[silk.Sparse]) -> None:
+    base = torch.optim.SGD if named is silk.SparseSGD else torch.optim.AdamW
+    _, optimizer = trained(named, steps=1)
+    _, other = trained(lambda model: silk.Sparse(model, base, lr=0.1 if base is torch.optim.SGD else 0.001), steps=1)
+    assert optimizer.defaults == other.defaults
+    assert (optimizer.k, optimizer.inner_steps) == (other.k, other.inner_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import spidersilk as silk
+from spidersilk.theory import inspection as inspection_of
 from spidersilk.theory import trials
 from spidersilk.theory.inspection import GRID
 from spidersilk.theory.trials import Trial
@@ -96,7 +98,7 @@ def test_every_method_gets_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> N
     silk.inspect(model, loss, data, lr=1.0, adam_lr=0.01, anchor_batch_size=50, batch_size=10, budget=400)
     for method in trials.METHODS:
         mine = [(lr, budget) for name, lr, budget in tried if name == method.name]
-        lr = 0.01 if "AdamW" in method.name else 1.0
+        lr = {"AdamW": 0.01, "SparseAdamW": 0.04}.get(method.name, 1.0)
         assert [x for x in mine if x[1] == 200] == [(0.5 * lr, 200.0), (lr, 200.0), (2 * lr, 200.0)]
         assert 1 <= len([x for x in mine if x[1] == 400]) <= 3
 
@@ -107,8 +109,8 @@ def test_without_its_step_size_adamw_is_left_out() -> None:
     assert [t.method for t in found.trials] == [m.name for m in trials.METHODS if "AdamW" not in m.name]
 
 
-def test_methods_without_differences_have_small_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An anchor of theirs is 10 samples, not 100; a small step counts 2 of 11 coordinates."""
+def test_methods_without_differences_have_no_anchors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of sparse training counts 2 of 11 coordinates for each of 10 samples."""
     model, loss, data = problem()
     asked: dict[str, set[int]] = {}
     step = trials._Run._step
@@ -120,7 +122,7 @@ def test_methods_without_differences_have_small_anchors(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(trials._Run, "_step", noted)
     silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=400)
-    assert asked["SparseSGD"] == asked["SparseAdamW"] == {10, 2}
+    assert asked["SparseSGD"] == asked["SparseAdamW"] == {2}
     assert asked["SVRG"] == {100, 20}
     assert asked["AdamW"] == asked["SGD"] == {10}
 
@@ -176,6 +178,25 @@ def test_dropout_buffers_and_modes_are_left_as_they_were() -> None:
     assert model.training
     assert not model.drop.training
     assert len({t.losses[0] for t in found.trials}) == 1
+
+
+@pytest.mark.parametrize("where", ["nowhere", "in a timed step", "in a trial"])
+def test_the_model_is_given_back_without_compact_parameters(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an error while a sparse optimizer holds it."""
+    model, loss, data = problem()
+    names, before = list(dict(model.named_parameters())), [p.detach().clone() for p in model.parameters()]
+    if where == "in a trial":
+        monkeypatch.setattr(inspection_of, "_seconds", lambda params, source: {})
+
+    def fails(model: nn.Module, batch: Any) -> Tensor:
+        if where != "nowhere" and len(list(model.parameters())) > len(names):
+            raise ValueError("not while it is sparse")
+        return loss(model, batch)
+
+    with nullcontext() if where == "nowhere" else pytest.raises(ValueError, match="not while it is sparse"):
+        silk.inspect(model, fails, data, lr=1.0, anchor_batch_size=50, batch_size=10, budget=200)
+    assert list(dict(model.named_parameters())) == names
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_an_error_of_the_loss_is_the_users_to_see() -> None:

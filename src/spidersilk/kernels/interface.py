@@ -14,13 +14,12 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-Form = Literal["recursive", "anchored", "refresh", "fresh"]
+Form = Literal["recursive", "anchored", "refresh"]
 """The updates of v that backends have as fused kernels:
 
 - "recursive": v += w value on the selection;
 - "anchored": v = v_anchor, plus w value on the selection;
-- "refresh": v = v_anchor + w value on the selection, the rest of v as it was;
-- "fresh": v = w value on the selection, 0 elsewhere.
+- "refresh": v = v_anchor + w value on the selection, the rest of v as it was.
 """
 
 Seed = int | Tensor

@@ -35,7 +35,9 @@ class InnerLine(LRScheduler):
         self.inner_steps, self.start, self.end = inner_steps, start, end
         self.update = -1
         if not hasattr(optimizer, "next_is_anchor"):
-            raise ValueError(f"optimizer = {type(optimizer).__name__} has no anchors: InnerLine needs a spidersilk one")
+            raise ValueError(
+                f"optimizer = {type(optimizer).__name__} has no anchors: InnerLine needs a variance-reduced one"
+            )
         super().__init__(optimizer, last_epoch)
         optimizer.register_step_pre_hook(self._at_step)
 

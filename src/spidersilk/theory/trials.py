@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
 from spidersilk.sparse.optimizers import SparseAdamW, SparseSGD
+from spidersilk.sparse.sparse import Sparse
 from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.optimizers import SVRG, SparseSVRG, SpiderBoost
 from spidersilk.variance.variance_reduced import VarianceReduced
@@ -21,7 +22,7 @@ from spidersilk.variance.variance_reduced import VarianceReduced
 FACTORS = (0.5, 1.0, 2.0)
 """Each method is tried with these multiples of lr, for half of the budget; the best one goes on, with a second seed."""
 FRESH = 50
-"""Steps from one choice of coordinates to the next where v is no difference to an anchor."""
+"""Steps from one selection to the next in sparse training: a trial is short."""
 _POINTS = 16  # evaluations in a whole budget
 
 
@@ -32,7 +33,7 @@ class Source(Protocol):
     anchor_size: int
     small_size: int
 
-    def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]: ...
+    def batches(self, inner: InnerLength, seed: int) -> Iterator[tuple[Any, Any]]: ...
     def loss(self, batch: Any, point: str | None) -> Tensor: ...
     def evaluate(self) -> float: ...
 
@@ -51,27 +52,27 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A method to try: how to make it, how long its loops are, whether it is sparse.
+    """A method to try: how to make it, and how long its loops are, None if it has no anchors.
 
-    adam: its step sizes are AdamW's. fresh: anchors only choose coordinates, and are as small as the other batches."""
+    adam: its step sizes are AdamW's, times `larger`."""
 
     name: str
     make: Callable[[Sequence[Tensor], float], torch.optim.Optimizer]
-    inner: Callable[[int, int], InnerLength]
+    inner: Callable[[int, int], InnerLength] | None = None
     sparse: bool = False
     adam: bool = False
-    fresh: bool = False
+    larger: float = 1.0
 
 
 METHODS = (
-    Method("SGD", lambda p, lr: torch.optim.SGD(p, lr), lambda anchor, small: as_inner_length(1)),
-    Method("AdamW", lambda p, lr: torch.optim.AdamW(p, lr), lambda anchor, small: as_inner_length(1), adam=True),
+    Method("SGD", lambda p, lr: torch.optim.SGD(p, lr)),
+    Method("AdamW", lambda p, lr: torch.optim.AdamW(p, lr), adam=True),
     Method("SpiderBoost", SpiderBoost, lambda anchor, small: as_inner_length(max(2, anchor // small))),
     Method("SVRG", SVRG, lambda anchor, small: as_inner_length(max(2, anchor // small))),
     Method("SparseSVRG", SparseSVRG, lambda *_: Adaptive(), True),
     Method("SparseSVRG, selected", lambda p, lr: SparseSVRG(p, lr, move="selected"), lambda *_: Adaptive(), True),
-    Method("SparseSGD", SparseSGD, lambda anchor, small: as_inner_length(FRESH), True, fresh=True),
-    Method("SparseAdamW", SparseAdamW, lambda anchor, small: as_inner_length(FRESH), True, adam=True, fresh=True),
+    Method("SparseSGD", lambda p, lr: SparseSGD(p, lr, inner_steps=FRESH), sparse=True),
+    Method("SparseAdamW", lambda p, lr: SparseAdamW(p, lr, inner_steps=FRESH), sparse=True, adam=True, larger=4.0),
 )
 
 
@@ -120,7 +121,7 @@ def compare(
         if centre is None:
             continue
         report(method.name)
-        runs = [_Run(model, source, method, factor * centre) for factor in FACTORS]
+        runs = [_Run(model, source, method, factor * method.larger * centre) for factor in FACTORS]
         for run in runs:
             run.go_to(budget / 2, budget / _POINTS)
         trials.append(_finish(sorted(runs, key=lambda run: run.trial.lowest), budget))
@@ -148,7 +149,6 @@ class _Run:
 
     def __init__(self, model: nn.Module, source: Source, method: Method, lr: float, seed: int = 0):
         self.model, self.source, self.method, self.lr, self.seed = model, source, method, lr, seed
-        self.anchor = source.small_size if method.fresh else source.anchor_size
         self.trial = Trial(method.name, method.sparse, lr, [], [], [])
         self.spent, self.seconds = 0.0, 0.0
         self.started = self.diverged = False
@@ -156,38 +156,57 @@ class _Run:
 
     def go_to(self, budget: float, every: float) -> None:
         with undisturbed(self.model):
-            if not self.started:
-                self._start()
-            else:
-                restore(self.model, self.values)
-                self.source.load_state_dict(self.source_state)
-                self.source.prepare(self.reference)
-            while not self.diverged and self.spent < budget:
-                self._step()
-                if not self.diverged and self.spent >= min(self.trial.queries[-1] + every, budget):
-                    self._look()
+            try:
+                if not self.started:
+                    self._start()
+                else:
+                    self._go_on()
+                while not self.diverged and self.spent < budget:
+                    self._step()
+                    if not self.diverged and self.spent >= min(self.trial.queries[-1] + every, budget):
+                        self._look()
+            finally:
+                self._release()
             self.values = snapshot(self.model)
             self.source_state = self.source.state_dict()
+
+    def _go_on(self) -> None:
+        restore(self.model, self.values)
+        self.source.load_state_dict(self.source_state)
+        self.source.prepare(self.reference)
+        if isinstance(self.optimizer, Sparse):
+            self._make()
+            self.optimizer.load_state_dict(self.saved)
+
+    def _release(self) -> None:
+        """Let others train the weights: a sparse optimizer has them to itself."""
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, Sparse):
+            self.saved = optimizer.state_dict()
+            optimizer.close()
 
     def _start(self) -> None:
         self.started = True
         torch.manual_seed(self.seed)
-        params = [p for p in self.model.parameters() if p.requires_grad]
-        self.device = params[0].device
-        self.optimizer = self.method.make(params, self.lr)
+        self._make()
         self.reference = getattr(self.optimizer, "reference", None)
         self.source.prepare(self.reference)
-        if isinstance(self.optimizer, VarianceReduced):
-            inner = self.method.inner(self.anchor, self.source.small_size)
-            self.batches = self.source.batches(inner, self.seed, self.anchor)
+        if self.method.inner is not None:
+            inner = self.method.inner(self.source.anchor_size, self.source.small_size)
+            self.batches = self.source.batches(inner, self.seed)
         else:
-            both = self.source.batches(as_inner_length(10**9), self.seed, self.source.anchor_size)
+            both = self.source.batches(as_inner_length(10**9), self.seed)
             self.batches = (pair for pair in both if not pair[1])
         self._look()
 
+    def _make(self) -> None:
+        params = [p for p in self.model.parameters() if p.requires_grad]
+        self.device = params[0].device
+        self.optimizer = self.method.make(params, self.lr)
+
     def _step(self) -> None:
         batch, is_anchor = next(self.batches)
-        size = self.anchor if is_anchor else self.source.small_size
+        size = self.source.anchor_size if is_anchor else self.source.small_size
         optimizer = self.optimizer
         closure = closure_of(self.source, optimizer, batch)
         wait(self.device)
@@ -195,6 +214,10 @@ class _Run:
         try:
             if isinstance(optimizer, VarianceReduced):
                 optimizer.step(closure, anchor=is_anchor, samples=size)
+                self.spent = optimizer.gradient_queries
+            elif isinstance(optimizer, Sparse):
+                closure()
+                optimizer.step(samples=size)
                 self.spent = optimizer.gradient_queries
             else:
                 closure()

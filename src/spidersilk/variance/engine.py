@@ -33,8 +33,8 @@ Selections = list[Selection] | list[None]
 
 class Evaluated(NamedTuple):
     loss: Any  # what the closure returned at the current point
-    before: Any  # and at the reference point, None without one
-    values: list[Tensor]  # for each slab the difference of the gradients (or the gradient) on its selection
+    before: Any  # and at the reference point
+    values: list[Tensor]  # for each slab the difference of the gradients on its selection
 
 
 class Engine:
@@ -57,12 +57,10 @@ class Engine:
         self.vectors = Vectors(
             self.slabs,
             state,
-            estimate=method.keeps_estimate,
             anchor_estimate=method.keeps_anchor_estimate,
             memory=method.sparsity is not None,
-            reference=self.estimator.point is not None,
         )
-        self.points = TwoPoint(self.vectors.params, model, accumulates=self.estimator.point is None)
+        self.points = TwoPoint(self.vectors.params, model)
         self.sparse_backward, self.captures = sparse_backward, 0
         self.selector: Selector | None = None
         if method.sparsity is not None:
@@ -100,7 +98,6 @@ class Engine:
                 self._move_selected([s.gather(v) for s, v in pairs if s is not None], frozen)
         if method.anchor_move == "all":
             self._move_all(frozen)
-        vectors.forget_estimate()
 
     # A small step.
 
@@ -121,19 +118,17 @@ class Engine:
 
     def evaluate(self, closure: Closure, selections: Selections) -> Evaluated:
         """The difference of gradients at the current point and at the reference, on the selections (line 10)."""
-        two_points, before = self.estimator.point is not None, None
         if self.sparse_backward and all(s is not None and s.picked is not None for s in selections):
             evaluated = self._evaluate_rows(closure, selections)
             if evaluated is not None:
                 return evaluated
             loss = self.points.at_current_again(closure)
         else:
-            loss = self.points.at_current(closure, two_points)
+            loss = self.points.at_current(closure, then_reference=True)
         values = self._read(selections)
-        if two_points:
-            before = self.points.at_reference(closure, self.vectors.points)
-            for here, there in zip(values, self._read(selections), strict=True):
-                here.sub_(there)
+        before = self.points.at_reference(closure, self.vectors.points)
+        for here, there in zip(values, self._read(selections), strict=True):
+            here.sub_(there)
         return Evaluated(loss, before, values)
 
     def _read(self, selections: Selections) -> list[Tensor]:
@@ -155,7 +150,7 @@ class Engine:
         capture = Capture(wanted)
         self.captures += 1
         loss, before = self.points.at_current(closure, True, capture), None
-        if self.estimator.point is not None and not capture.spoiled:
+        if not capture.spoiled:
             before = self.points.at_reference(closure, self.vectors.points, capture)
         if not capture.spoiled:
             return Evaluated(loss, before, capture.values())
@@ -218,8 +213,7 @@ class Engine:
                 self.estimator.formula(update)
             return self.vectors.v
         assert self.estimator.on_selection is not None
-        v_anchors = self.vectors.v if self.estimator.point == "anchor" else [None] * len(values)
-        parts = zip(v_anchors, values, self.selections or [], strict=True)
+        parts = zip(self.vectors.v, values, self.selections or [], strict=True)
         return [self.estimator.on_selection(v, value, selection) for v, value, selection in parts]
 
     def take(self, estimates: list[Tensor], selections: Selections, flag: Flag | None) -> None:

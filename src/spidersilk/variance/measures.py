@@ -17,7 +17,7 @@ from spidersilk.variance.method import Method
 
 @dataclass(frozen=True)
 class Measures:
-    """Measures of one small step; y is its difference of gradients (the gradient itself, without a reference).
+    """Measures of one small step; y is its difference of gradients.
 
     Sums over the coordinates outside the top k1 are estimated from the k2 random ones, without bias. With k2 = 0
     nothing is known of them: nan.
@@ -38,7 +38,7 @@ class Measures:
     estimate_energy: float
     """|v|^2, on the coordinates that move."""
     loss_change: float
-    """The loss of the small batch at the current point less that at the reference; nan without one."""
+    """The loss of the small batch at the current point less that at the reference."""
     _memory: Sequence[Tensor]
 
     @property

@@ -23,7 +23,7 @@ Choose = Literal["step", "anchor"]
 class Method:
     """What makes a method; `VarianceReduced` describes each choice. Combinations that estimate nothing are refused."""
 
-    reference: str | None
+    reference: str
     move: Move = "all"
     choose: Choose = "step"
     anchor_move: Move = "all"
@@ -55,7 +55,7 @@ class Method:
         if find(self.reference, "none").on_selection is None:
             raise ValueError(
                 f"reference = {self.reference!r} with move = 'selected': v on a new coordinate would be stale; use "
-                "'anchor' or None"
+                "'anchor'"
             )
 
     @property
@@ -75,19 +75,9 @@ class Method:
         return self.move == "selected"
 
     @property
-    def evaluations(self) -> int:
-        """Of the closure at a small step."""
-        return 1 if self.estimator.point is None else 2
-
-    @property
     def is_recursive(self) -> bool:
         """Whether v builds on the v of the step before, so that its errors add up."""
         return self.estimator.point == "previous"
-
-    @property
-    def keeps_estimate(self) -> bool:
-        """Whether v is needed between anchors: a fresh gradient that moves the selected alone needs none."""
-        return not (self.moves_selected and self.estimator.point is None)
 
     @property
     def keeps_anchor_estimate(self) -> bool:
@@ -110,11 +100,6 @@ class Method:
             raise ValueError(
                 "inner_steps = 'auto' with reference = 'previous' needs scaling='unbiased', choose='step' and k2 above "
                 "0: otherwise the error of v cannot be estimated from a step, so give a number"
-            )
-        if self.estimator.point is None:
-            raise ValueError(
-                "inner_steps = 'auto' with reference = None: there is no difference whose variance could end a loop, "
-                "so give a number"
             )
 
     def settings(self) -> dict[str, Any]:

@@ -24,10 +24,6 @@ ADDED_TO_V = (
     "a gradient was added to the v that the last step left in p.grad, or p.grad was changed: call zero_grad() before "
     "backward(), and clip with max_norm="
 )
-UNUSABLE = (
-    "a gradient was there before the step, and sparse_backward computes the selected rows of the closure's own alone: "
-    f"{INSTEAD}, or leave sparse_backward=False"
-)
 CHANGED_IN_CLOSURE = (
     "the closure changed gradients after backward() (clipping, unscaling, averaging by hand): at two points that would "
     "spoil their difference, so turn off the trainer's gradient clipping and give the optimizer max_norm=, scale the "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spidersilk.find_modules import calls_of_others, modules_around
 from spidersilk.variance.backprop import Capture
 from spidersilk.variance.graph import capturing
-from spidersilk.variance.refusals import ADDED_TO_V, LOST, UNUSABLE, unchanged_after_backward
+from spidersilk.variance.refusals import ADDED_TO_V, LOST, unchanged_after_backward
 
 Closure = Callable[[], Any]
 Point = Literal["current", "reference"]
@@ -27,14 +27,13 @@ class TwoPoint:
 
     `evaluating` is "current" or "reference" while the closure runs, else None. After either call the gradients are in
     `p.grad`, where they belong to the caller of the closure: copy what is to stay. `model`: whose buffers to guard;
-    without one they are searched for. `accumulates`: no reference point is ever asked for, so the closure may add to
-    gradients that were there before the step.
+    without one they are searched for.
     """
 
-    def __init__(self, params: Sequence[Tensor], model: nn.Module | None = None, accumulates: bool = False):
+    def __init__(self, params: Sequence[Tensor], model: nn.Module | None = None):
         self.params = list(params)
         self.evaluating: Point | None = None
-        self._model, self._accumulates = model, accumulates
+        self._model = model
         self._left: list[tuple[weakref.ref[Tensor] | None, int]] = [(None, 0)] * len(self.params)
         self._devices = sorted({p.device.index or 0 for p in self.params if p.is_cuda})
         self._randomness: list[Tensor] = []
@@ -51,7 +50,7 @@ class TwoPoint:
             ours = left is not None and p.grad is left()
             if ours and (p.grad._version == version or not _has_values(p.grad)):
                 p.grad = None
-            elif ours or (not self._accumulates and _has_values(p.grad)):
+            elif ours or _has_values(p.grad):
                 raise RuntimeError(ADDED_TO_V if ours else LOST)
         try:
             yield
@@ -74,7 +73,7 @@ class TwoPoint:
             )
         self._randomness = self._swap_random_state()
         with self._buffers.at_current():
-            if self._seen_gradients or self._accumulates:
+            if self._seen_gradients:
                 return self._run(closure, "current", capture)
             with unchanged_after_backward(self.params):
                 loss = self._run(closure, "current", capture)
@@ -110,11 +109,8 @@ class TwoPoint:
             self._swap_random_state(after)
 
     def _run(self, closure: Closure, point: Point, capture: Capture | None) -> Any:
-        if not self._accumulates:
-            for p in self.params:
-                p.grad = None
-        elif capture is not None and any(p.grad is not None for p in self.params):
-            raise RuntimeError(UNUSABLE)
+        for p in self.params:
+            p.grad = None
         versions = [p._version for p in self.params]
         values = None if self._seen_values else [p.detach().clone() for p in self.params]
         torch.clear_autocast_cache()  # an autocast around the step would keep casts of the other point's weights

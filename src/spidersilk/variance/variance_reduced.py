@@ -39,8 +39,8 @@ class VarianceReduced(CountsLoops, OverBase):
     """Gives any `torch.optim` optimizer a variance-reduced, optionally sparse, gradient estimate to step with.
 
     base_optimizer: what moves the parameters: SGD for the paper's algorithms, momentum, AdamW, a fused one.
-    reference: what a small step's gradient is compared with: the "previous" iterate, the "anchor" point, or None (no
-        difference: one evaluation instead of two); or the name of an estimator that was registered.
+    reference: what a small step's gradient is compared with: the "previous" iterate or the "anchor" point; or the name
+        of an estimator that was registered.
     sparsity: `RTop(k1, k2, ...)`, or None for the dense method.
     move: "all" coordinates of v move x, or only the "selected" ones, which are fresh and never rescaled.
     choose: draw the selection at every "step" or once per "anchor".
@@ -57,8 +57,8 @@ class VarianceReduced(CountsLoops, OverBase):
     generator: seeds the selections, once; torch's default one if None. process_group: a ProcessGroup of ranks that
         train together, or "world" (docs/distributed.md).
 
-    After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None: nothing of
-    size d is kept. `state[p]` holds views of the flat vectors, by name: "estimate", "memory", "reference" ...
+    After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None. `state[p]`
+    holds views of the flat vectors, by name: "estimate", "memory", "reference" ...
     """
 
     _step_supports_amp_scaling = True  # so that a GradScaler shows itself, and can be refused
@@ -66,7 +66,7 @@ class VarianceReduced(CountsLoops, OverBase):
     def __init__(
         self,
         base_optimizer: Optimizer,
-        reference: str | None = "anchor",
+        reference: str = "anchor",
         *,
         move: Move = "all",
         choose: Choose = "step",
@@ -217,8 +217,8 @@ class VarianceReduced(CountsLoops, OverBase):
         values = evaluated.values
         self._workers.average(values, batch.share)
         density = sum(x.numel() for x in values) / engine.d
-        loop.count(batch.share.samples, 1 if engine.estimator.point is None else 2, density)
-        if inner_step == 1 and engine.vectors.points and not capturing():  # a DivergenceError will quote it
+        loop.count(batch.share.samples, 2, density)
+        if inner_step == 1 and not capturing():  # a DivergenceError will quote it
             self._secants.observe(values, engine.vectors.distance())
         flag = None if self._flag is None else self._flag.at(loop.steps, inner_step)
         if self._watch.hooks or batch.adaptive is not None:

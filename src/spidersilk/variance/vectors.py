@@ -16,8 +16,8 @@ from spidersilk.variance.flat import Slab, copy_all
 class Vectors:
     """Flat vectors over `slabs`, with per-parameter views in `state[p]` under their names.
 
-    `v` is empty between anchors for a method that keeps no `estimate`; `v_anchor`, `memory` and `points` are empty for
-    one that has no use for them. `points` are views that can stand in for the parameters.
+    `v_anchor` and `memory` are empty for a method that has no use for them. `points` are views that can stand in for
+    the parameters.
     """
 
     def __init__(
@@ -25,24 +25,19 @@ class Vectors:
         slabs: Sequence[Slab],
         state: MutableMapping[Tensor, dict[str, Tensor]],
         *,
-        estimate: bool,
         anchor_estimate: bool,
         memory: bool,
-        reference: bool,
     ):
         self.slabs = list(slabs)
         self.params = [p for slab in self.slabs for p in slab.params]
         self._state = state
-        self.keeps_estimate = estimate
-        self.v = self._allocate("estimate") if estimate else []
+        self.v = self._allocate("estimate")
         self.v_anchor = self._allocate("anchor_estimate") if anchor_estimate else []
         self.memory = self._allocate("memory") if memory else []
         self.has_memory = False  # whether M was started
-        self.points: list[Tensor] = []
-        if reference:
-            self.points = [twin for slab in self.slabs for twin in slab.twins()]
-            for p, view in zip(self.params, self.points, strict=True):
-                state[p]["reference"] = view
+        self.points = [twin for slab in self.slabs for twin in slab.twins()]
+        for p, view in zip(self.params, self.points, strict=True):
+            state[p]["reference"] = view
 
     def _allocate(self, name: str) -> list[Tensor]:
         vectors = [slab.zeros() for slab in self.slabs]
@@ -54,8 +49,6 @@ class Vectors:
     def accumulate(self, weight: float, first: bool) -> None:
         """v := weight g for the first piece of an anchor, v := v + weight g for the others, g what the closure left."""
         gradients = [slab.flatten(p.grad for p in slab.params) for slab in self.slabs]
-        if not self.v:
-            self.v = [slab.zeros() for slab in self.slabs]
         for v, gradient in zip(self.v, gradients, strict=True):
             if first:
                 v.copy_(gradient if weight == 1 else gradient.mul_(weight))
@@ -68,13 +61,7 @@ class Vectors:
 
     def mark_point(self) -> None:
         """The reference point is where x is now."""
-        if self.points:
-            copy_all(self.points, [p.detach() for p in self.params])
-
-    def forget_estimate(self) -> None:
-        """Between anchors, for a method that keeps none."""
-        if not self.keeps_estimate:
-            self.v = []
+        copy_all(self.points, [p.detach() for p in self.params])
 
     def start_memory(self) -> None:
         for m, v in zip(self.memory, self.v, strict=True):
@@ -93,15 +80,14 @@ class Vectors:
 
     def state_dict(self) -> dict[str, Any]:
         named = {"estimate": self.v, "anchor_estimate": self.v_anchor, "memory": self.memory}
-        if self.points:
-            named["reference"] = [slab.flatten(self._points_of(slab)) for slab in self.slabs]
+        named["reference"] = [slab.flatten(self._points_of(slab)) for slab in self.slabs]
         return {"has_memory": self.has_memory, "flat": {name: vectors for name, vectors in named.items() if vectors}}
 
     def check_state(self, state: object) -> None:
         """Raise ValueError unless all of it fits."""
         check_saved("state['vectors']", state, {"has_memory": bool, "flat": dict})
         flat = cast(dict[str, Any], state)["flat"]
-        needed = {"estimate": self.keeps_estimate or "estimate" in flat, "anchor_estimate": self.v_anchor}
+        needed = {"estimate": self.v, "anchor_estimate": self.v_anchor}
         needed |= {"memory": self.memory, "reference": self.points}
         sizes: Form = [torch.Size([slab.d]) for slab in self.slabs]
         check_saved("state['vectors']['flat']", flat, {name: sizes for name, kept in needed.items() if kept})
@@ -109,8 +95,6 @@ class Vectors:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.has_memory = state["has_memory"]
         flat = state["flat"]
-        if not self.keeps_estimate:
-            self.v = [slab.zeros() for slab in self.slabs] if "estimate" in flat else []
         for name, vectors in (("estimate", self.v), ("anchor_estimate", self.v_anchor), ("memory", self.memory)):
             for target, saved in zip(vectors, flat.get(name, []), strict=False):
                 target.copy_(saved)

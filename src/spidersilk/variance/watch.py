@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -44,9 +43,7 @@ class Watch:
             if small is not None:
                 loop.end_loop(small)
             raise self._divergence(loop.steps, inner_step)
-        change = math.nan
-        if evaluated.before is not None:
-            change = workers.mean(loss_of(evaluated.loss) - loss_of(evaluated.before), batch.share)
+        change = workers.mean(loss_of(evaluated.loss) - loss_of(evaluated.before), batch.share)
         size = batch.share.samples if small is None else small.samples
         where, memory = (loop.steps, inner_step), engine.vectors.memory
         measures = self.meter.measure(where, values, selections, estimates, change, memory, size)

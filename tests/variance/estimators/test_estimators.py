@@ -6,7 +6,6 @@ import torch
 
 from spidersilk.kernels.interface import Update
 from spidersilk.operator.selection import Selection
-from spidersilk.sparse.fresh import FRESH
 from spidersilk.variance import memory
 from spidersilk.variance.estimators.anchored import ANCHORED
 from spidersilk.variance.estimators.recursive import RECURSIVE
@@ -57,16 +56,7 @@ def test_anchored_forgets_the_last_step_and_refresh_does_not() -> None:
     assert v.tolist() == [1, 1, 1, 1, 6]
 
 
-def test_fresh() -> None:
-    v = vector(7, 7, 7, 7, 7)
-    apply(FRESH, v, vector(10, 100), S, "unbiased")
-    assert v.tolist() == [0, 10, 0, 400, 0]
-    apply(FRESH, v, vector(10, 100), S, "none")
-    assert v.tolist() == [0, 10, 0, 100, 0]
-
-
 def test_selected() -> None:
-    assert FRESH.on_selection(None, vector(10, 100), S).tolist() == [10, 100]
     assert ANCHORED.on_selection(vector(0, 1, 2, 3, 4), vector(10, 100), S).tolist() == [11, 103]
 
 

@@ -100,14 +100,12 @@ class NumbaKernels:
         scale = update.scale if isinstance(update.scale, Tensor) else np.array([update.scale], number)
         scales = np.asarray(scale, np.float64)
         largest = int(updates.weigh(_array(update.values), update.k1, scales, changes, changes.view(key)))
-        start = {"recursive": v, "fresh": None}.get(update.form, update.v_anchor)
+        start = v if update.v_anchor is None or update.form == "recursive" else update.v_anchor
         x = gradients = offsets = _NOTHING
         rates, made = np.empty(0, number), None
         if update.rates is not None:
-            if largest >= _SAFE[v.dtype]:
-                base = _array(v[:0] if start is None else start)
-                if not updates.stays_finite(base, top, random, changes):
-                    return Outcome(False)
+            if largest >= _SAFE[v.dtype] and not updates.stays_finite(_array(start), top, random, changes):
+                return Outcome(False)
             made = [torch.empty_like(p) for p in update.params]
             x, offsets = _addresses(update.params, v.dtype)
             gradients = _addresses(made, v.dtype)[0]
@@ -117,7 +115,7 @@ class NumbaKernels:
         ranges = _ranges(v.numel())
         counts = np.zeros((len(ranges), BINS), np.uint32 if v.numel() < 1 << 32 else np.int64)
         finite = _share(
-            updates.advance, ranges, FORMS[update.form], _array(v), _array(v if start is None else start),
+            updates.advance, ranges, FORMS[update.form], _array(v), _array(start),
             _array(memory), top, random, changes, number(update.decay), number(1 - update.decay),
             _array(memory).view(key), each=[(row, x, gradients, offsets, rates) for row in counts],
         )  # fmt: skip
@@ -181,7 +179,7 @@ def _histogram(bits: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
 def _check_sizes(update: Update, memory: Tensor, indices: Tensor) -> None:
     """A kernel writes where it is told to, so sizes that do not fit stop here."""
     v, anchor, k = update.v, update.v_anchor, indices.numel()
-    if update.form not in FORMS or (anchor is None and update.form in ("anchored", "refresh")):
+    if update.form not in FORMS or (anchor is None and update.form != "recursive"):
         raise ValueError(f"form = {update.form!r} is none of {', '.join(FORMS)}, or it needs v_anchor")
     vectors = [v, memory] if anchor is None else [v, anchor, memory]
     if any(t.numel() != v.numel() or t.dtype != v.dtype for t in vectors) or update.values.dtype != v.dtype:

@@ -21,7 +21,7 @@ from spidersilk.kernels.numba.scalars import (
     to_number,
 )
 
-RECURSIVE, ANCHORED, REFRESH, FRESH = range(4)
+RECURSIVE, ANCHORED, REFRESH = range(3)
 
 
 @register_jitable
@@ -52,13 +52,10 @@ def weigh(values, k1, scales, out, bits):
 
 @compiled
 def stays_finite(base, top, random, changes) -> bool:
-    """Whether base + changes is finite on the selection. Empty base: zeros."""
+    """Whether base + changes is finite on the selection."""
     for i in range(changes.size):
-        change = to_number(changes[i])
-        if base.size:
-            at = top[i] if i < top.size else random[i - top.size]
-            change = to_number(to_entry(to_number(base[at]) + change, base[at]))
-        if not abs(change) < np.inf:
+        at = top[i] if i < top.size else random[i - top.size]
+        if not abs(to_number(to_entry(to_number(base[at]) + to_number(changes[i]), base[at]))) < np.inf:
             return False
     return True
 
@@ -68,10 +65,7 @@ def _change(form, v, anchor, indices, changes, i, stop):
     """Update v at the indices from the i-th on that are below `stop`; where that ends."""
     end = i + np.searchsorted(indices[i : i + BLOCK], stop)
     places, by = indices[i:end], changes[i:end]
-    if form == FRESH:
-        for j in range(places.size):
-            v[np.uint64(places[j])] = by[j]
-    elif form == REFRESH:
+    if form == REFRESH:
         for j in range(places.size):
             at = np.uint64(places[j])
             v[at] = to_entry(to_number(anchor[at]) + to_number(by[j]), by[j])
@@ -152,8 +146,6 @@ def advance(
         part = v[begin:end]
         if form == ANCHORED:
             _copy(anchor[begin:end], part)
-        elif form == FRESH:
-            part[:] = 0
         i = _change(form, v, anchor, top, of_top, i, end)
         j = _change(form, v, anchor, random, of_random, j, end)
         finite &= _blend_block(part, memory[begin:end], decay, keep)

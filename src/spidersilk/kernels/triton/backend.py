@@ -49,12 +49,9 @@ class TritonKernels:
         if update.form is None or memory is None or indices is None:
             return PLAIN.advance(update)
         flag = update.flag or Flag(torch.zeros(1, dtype=torch.int64, device=v.device), 1 << 32)
-        # "fresh" is "anchored" with nothing to start from.
-        form = "anchored" if update.form == "fresh" else update.form
-        anchor = None if update.form in ("fresh", "recursive") else update.v_anchor
         scale = update.scale.to(v.device) if isinstance(update.scale, Tensor) else update.scale
         top, random = indices[: update.k1], indices[update.k1 :]
-        vectors.advance(v, anchor, memory, top, random, update.values, scale, update.decay, form, *flag)
+        vectors.advance(v, update.v_anchor, memory, top, random, update.values, scale, update.decay, update.form, *flag)
         for p in update.params:
             p.grad = None  # that of the closure: its memory is needed for v
         gradients = None

@@ -48,8 +48,8 @@ def _finite(x, WORK: tl.constexpr):
 @triton.jit
 def _advance_tile(
     v_ptr, anchor_ptr, memory_ptr, top_ptr, random_ptr, values_ptr, scales_ptr, at, d, k1, k2, seen1, seen2, scale,
-    decay, FORM: tl.constexpr, HAS_ANCHOR: tl.constexpr, MANY_SCALES: tl.constexpr, WORK: tl.constexpr,
-    TILE: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
+    decay, FORM: tl.constexpr, MANY_SCALES: tl.constexpr, WORK: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    FULL: tl.constexpr,
 ):  # fmt: skip
     """One tile; CHUNK: how many of the next entries of each list to look at. Returns how many lay in the tile."""
     dtype = v_ptr.dtype.element_ty
@@ -58,7 +58,7 @@ def _advance_tile(
     v_ptr, anchor_ptr, memory_ptr = v_ptr + at, anchor_ptr + at, memory_ptr + at
     memory = tl.load(memory_ptr + lanes, mask=inside)
     v = tl.zeros([TILE], dtype=dtype)
-    if FORM == ANCHORED and HAS_ANCHOR:
+    if FORM == ANCHORED:
         v = tl.load(anchor_ptr + lanes) if FULL else tl.load(anchor_ptr + lanes, mask=inside, other=0)
     # The selected ones: the first half of `both` from the top part, the second half from the random part.
     both = tl.arange(0, 2 * CHUNK)
@@ -76,7 +76,7 @@ def _advance_tile(
         value = value * weight
     if FORM == RECURSIVE:
         value += tl.load(v_ptr + index, mask=mask, other=0).to(WORK)
-    elif HAS_ANCHOR:
+    else:
         value += tl.load(anchor_ptr + index, mask=mask, other=0).to(WORK)
     new = value.to(dtype)
     bad = tl.zeros([TILE], dtype=tl.int32)
@@ -104,8 +104,8 @@ def _advance_tile(
 @triton.jit(do_not_specialize=["d", "k1", "k2", "tiles", "mark", "scale_high", "scale_low", "decay_high", "decay_low"])
 def advance(
     v_ptr, anchor_ptr, memory_ptr, top_ptr, random_ptr, values_ptr, scales_ptr, flag_ptr, d, k1, k2, tiles, mark,
-    scale_high, scale_low, decay_high, decay_low, FORM: tl.constexpr, HAS_ANCHOR: tl.constexpr,
-    MANY_SCALES: tl.constexpr, WORK: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
+    scale_high, scale_low, decay_high, decay_low, FORM: tl.constexpr, MANY_SCALES: tl.constexpr,
+    WORK: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """v on the selection (ANCHORED: everywhere), M := decay |v| + (1 - decay) M, and is v finite?
 
@@ -129,7 +129,7 @@ def advance(
         if (tl.minimum(next1, next2) >= at + TILE) & (at + TILE <= d):
             used1, used2, found = _advance_tile(
                 v_ptr, anchor_ptr, memory_ptr, top_ptr, random_ptr, values_ptr, scales_ptr, at, d, k1, k2,
-                seen1, seen2, scale, decay, FORM, HAS_ANCHOR, MANY_SCALES, WORK, TILE, CHUNK, True,
+                seen1, seen2, scale, decay, FORM, MANY_SCALES, WORK, TILE, CHUNK, True,
             )  # fmt: skip
             seen1 += used1
             seen2 += used2
@@ -138,7 +138,7 @@ def advance(
             for part in range(0, TILE, PART):
                 used1, used2, found = _advance_tile(
                     v_ptr, anchor_ptr, memory_ptr, top_ptr, random_ptr, values_ptr, scales_ptr, at + part, d, k1, k2,
-                    seen1, seen2, scale, decay, FORM, HAS_ANCHOR, MANY_SCALES, WORK, PART, PART, False,
+                    seen1, seen2, scale, decay, FORM, MANY_SCALES, WORK, PART, PART, False,
                 )  # fmt: skip
                 seen1 += used1
                 seen2 += used2

@@ -43,17 +43,18 @@ def advance(
     `top` and `random` ascend and are disjoint, as `select` leaves them. `values` are those of `top`, then those of
     `random`; w is 1 on the top part and `scale` (one, or one for each random coordinate) on the other. By `form`:
     "recursive": v += w value on the selection.
-    "anchored": v := v_anchor everywhere (0 if None), plus w value on the selection.
-    "refresh": v := v_anchor + value on the selection (0 if None).
+    "anchored": v := v_anchor everywhere, plus w value on the selection.
+    "refresh": v := v_anchor + value on the selection.
     Where v is not finite, flag (int64, one entry) becomes the larger of itself and `mark`, which is at least 2^31: with
     a mark that falls from step to step it tells the first bad one.
     """
+    assert v_anchor is not None or form == "recursive"
     d, k1, k2, tile = v.numel(), top.numel(), random.numel(), ADVANCE_TILE
     number, scales = (1.0, scale) if isinstance(scale, Tensor) else (float(scale), values)
     tiles = ceil_div(d, tile)
     grid = min(tiles, ADVANCE_PROGRAMS)
     many = isinstance(scale, Tensor)
-    kind = (v.dtype, values.dtype, v.get_device(), scales.dtype, form, v_anchor is None, many)
+    kind = (v.dtype, values.dtype, v.get_device(), scales.dtype, form, many)
     launch(
         ("advance", d, k1, k2, tile, grid, ADVANCE_WARPS, ADVANCE_REGISTERS, kind),
         triton_update.advance,
@@ -62,7 +63,6 @@ def advance(
         (d, k1, k2, tiles, mark, *_parts(number), *_parts(decay)),
         lambda: {
             "FORM": _FORMS[form],
-            "HAS_ANCHOR": v_anchor is not None,
             "MANY_SCALES": many,
             "WORK": _work(v),
             "TILE": tile,

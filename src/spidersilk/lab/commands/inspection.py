@@ -86,8 +86,8 @@ class TaskSource:
         self.loss, self.stepped, self.prepare = task.loss, task.stepped, task.set_reference
         self.state_dict, self.load_state_dict = task.state_dict, task.load_state_dict
 
-    def batches(self, inner: InnerLength, seed: int, anchor: int) -> Iterator[tuple[Any, Any]]:
-        return iter(self.task.batches(anchor, self.small_size, inner, torch.Generator().manual_seed(seed)))
+    def batches(self, inner: InnerLength, seed: int) -> Iterator[tuple[Any, Any]]:
+        return iter(self.task.batches(self.anchor_size, self.small_size, inner, torch.Generator().manual_seed(seed)))
 
     def evaluate(self) -> float:
         return self.task.evaluate()["train_loss"]

@@ -54,15 +54,19 @@ def config_of(
     given |= {} if name is None else {"name": SETTINGS["name"].parse("--name", name)}
     given |= {} if data_dir is None else {"data_dir": check_data_dir(data_dir)}
     config = replace(apply_settings(base, settings), **given)
-    _refuse_ignored(config)
+    _refuse_ignored(config, [pair.partition("=")[0].strip() for pair in settings])
     return config
 
 
-def _refuse_ignored(config: RunConfig) -> None:
-    """A setting that the optimizer does not look at; several optimizers that are compared may share settings."""
-    defaults = RunConfig(config.task, config.optimizer)
+def _refuse_ignored(config: RunConfig, named: Sequence[str]) -> None:
+    """A setting that the optimizer does not look at; several optimizers that are compared may share settings.
+
+    The file of a run's folder has a value for each: the task's own is nobody's wish there, unless it is `named`.
+    """
+    untouched = RunConfig(config.task, config.optimizer, lr=config.lr)
     for name in methods.find(config.optimizer).ignores:
-        if hasattr(config, name) and getattr(config, name) != getattr(defaults, name):
+        made = [untouched] if name in named else [untouched, untouched.completed()]
+        if hasattr(config, name) and getattr(config, name) not in [getattr(m, name) for m in made]:
             value = getattr(config, name)
             raise ValueError(f"{name} = {value!r} has no effect on {config.optimizer}: leave it out")
     if config.adaptive and config.completed().inner_steps != "auto":

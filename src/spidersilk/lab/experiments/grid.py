@@ -25,7 +25,7 @@ LOOPS: dict[str, dict[str, int | str]] = {
     "ranking": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
     "logistic": {"sparse-sgd": 50, "sparse-adamw": 50},
 }
-FRESH = ("sparse-sgd", "sparse-adamw")  # v is no difference: a large anchor only improves the selection
+FRESH = ("sparse-sgd", "sparse-adamw")  # at an anchor they make a new selection, so it need not be large
 FIRST, SECOND = 3, 2  # trials in each of the first two rounds
 Settings = dict[str, Any]
 
@@ -64,7 +64,7 @@ def variants(task: str, method: str) -> list[Settings]:
     if method in PLAIN:
         return [half, quarter, {"batch_size": 2 * b}]
     longer: Settings = half | ({"inner_steps": 2 * m} if isinstance(m, int) else {})
-    fresh: list[Settings] = [{"k1": 0.05}, half | {"anchor_batch_size": half["batch_size"]}]
+    fresh: list[Settings] = [{"k1": 0.05, "k2": 0.05}, half | {"anchor_batch_size": half["batch_size"]}]
     share = 0.1 if task != "logistic" else 0.2
     selected: Settings = {"optimizer": "sparse-svrg-selected"}
     others: dict[str, list[Settings]] = {
@@ -73,7 +73,7 @@ def variants(task: str, method: str) -> list[Settings]:
         "sparse-spiderboost": [{"inner_steps": "auto"}, {"k1": share, "k2": share}, longer],
         "sparse-svrg": [selected, {"optimizer": "sparse-svrg-refresh"}, selected | {"lr_factor": 4.0}],
         "sparse-sgd": [*fresh, {"optimizer": "sparse-sgd-momentum", "lr_factor": 0.2}],
-        "sparse-adamw": [*fresh, {"optimizer": "sparse-adamw-step"}],
+        "sparse-adamw": [*fresh, {"inner_steps": 10}],
     }
     return others.get(method, [])
 

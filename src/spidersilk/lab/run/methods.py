@@ -12,6 +12,8 @@ from torch import Tensor
 import spidersilk as silk
 from spidersilk.lab.run.team import team
 from spidersilk.lab.settings import nearest
+from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
+from spidersilk.theory.planner import theorem_2_inner_steps
 
 Params = Iterable[Tensor]
 
@@ -55,6 +57,17 @@ def _reduced(
     return Method(about, make, like=like, ignores=tuple(fixed) if sparse else SPARSE)
 
 
+def _fresh(about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "", **fixed: Any) -> Method:
+    """Sparse training: an anchor is a batch like the others, at which a new selection is made."""
+
+    def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
+        given = {name: getattr(values, name) for name in ("k1", "k2", "max_norm") if getattr(values, name) is not None}
+        return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
+
+    ignores = ("memory_decay", "groups", "track_memory", "adaptive", "inner_lr_end", "measures")
+    return Method(about, make, like=like, ignores=ignores)
+
+
 METHODS: dict[str, Method] = {
     "sgd": _plain("SGD", torch.optim.SGD),
     "momentum": _plain("SGD, momentum 0.9", torch.optim.SGD, momentum=0.9),
@@ -69,14 +82,9 @@ METHODS: dict[str, Method] = {
     "sparse-svrg-selected": _reduced(
         "anchored, only selected coordinates move", silk.SparseSVRG, like="sparse-svrg", move="selected"
     ),
-    "sparse-sgd": _reduced("a fresh gradient, only selected coordinates move", silk.SparseSGD),
-    "sparse-sgd-momentum": _reduced(
-        "the same over SGD with momentum 0.9", silk.SparseSGD, like="momentum", momentum=0.9
-    ),
-    "sparse-adamw": _reduced("the same over AdamW", silk.SparseAdamW),
-    "sparse-adamw-step": _reduced(
-        "the same, selected at every step", silk.SparseAdamW, like="sparse-adamw", choose="step"
-    ),
+    "sparse-sgd": _fresh("SGD on the selected entries of each weight", silk.SparseSGD),
+    "sparse-sgd-momentum": _fresh("the same with momentum 0.9", silk.SparseSGD, like="momentum", momentum=0.9),
+    "sparse-adamw": _fresh("AdamW on the selected entries of each weight", silk.SparseAdamW),
     "random-k": _reduced("anchored, k random coordinates (k1 = 0)", silk.SparseSVRG, like="sparse-svrg", k1=0),
     "top-k": _reduced("anchored, k top coordinates (k2 = 0)", silk.SparseSVRG, like="sparse-svrg", k2=0),
 }
@@ -90,3 +98,28 @@ def find(name: str) -> Method:
     if name not in METHODS:
         raise ValueError(f"there is no optimizer {name!r}{nearest(name, METHODS)}")
     return METHODS[name]
+
+
+def inner_length(values: Any, optimizer: torch.optim.Optimizer, anchor: int, small: int) -> InnerLength:
+    """How long the loops of a run are; `anchor` and `small` are its batches."""
+    inner = 1 if find(values.optimizer).plain else values.inner_steps or 1
+    if inner == "theorem-2":
+        inner = theorem_2_inner_steps(anchor, small, _density(optimizer))
+    length = as_inner_length(inner)
+    if not isinstance(length, Adaptive):
+        return length
+    if isinstance(optimizer, silk.Sparse):
+        raise ValueError(
+            f"inner_steps = 'auto' with {values.optimizer}: it has no difference whose variance could end a loop, so "
+            "give a number"
+        )
+    return Adaptive(**values.adaptive)
+
+
+def _density(optimizer: torch.optim.Optimizer) -> float:
+    """k/d of an optimizer."""
+    if isinstance(optimizer, silk.Sparse):
+        return optimizer.density
+    sparsity = getattr(optimizer, "sparsity", None)
+    shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
+    return 1.0 if sparsity is None else sparsity.density(shapes)

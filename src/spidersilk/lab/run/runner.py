@@ -25,8 +25,6 @@ from spidersilk.lab.run.machine import machine, revision, versions
 from spidersilk.lab.run.measures import Meter
 from spidersilk.lab.run.team import team
 from spidersilk.lab.tasks import Task, find
-from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
-from spidersilk.theory.planner import theorem_2_inner_steps
 
 _COLLAPSED = "no better than guessing, or than before training; lower lr, or see `spidersilk inspect`"
 Report = Callable[[tuple[float, float]], None]  # is told queries over N, and the loss
@@ -113,6 +111,7 @@ class Run:
         torch.manual_seed(config.seed)
         self.device = self.team.device(config.device)
         self.task: Task = find(config.task)(config.options, config.data_dir, self.device)
+        self.parameters = sum(p.numel() for p in self.task.model.parameters())  # before an optimizer adds its own
 
     def _build_optimizer(self) -> None:
         config = self.config
@@ -123,7 +122,7 @@ class Run:
         small = config.batch_size
         assert small is not None
         anchor = small if method.plain else config.anchor_batch_size
-        length = self._inner_length(anchor, small, method.plain)
+        length = methods.inner_length(config, self.optimizer, anchor or self.task.samples, small)
         self.inner = int(length.mean) if math.isfinite(length.mean) else 10
         self.batches = self.task.batches(anchor, small, length, generator)
         self.team.split(self.batches, config.task)
@@ -136,15 +135,6 @@ class Run:
                 self.line = silk.InnerLine(self.optimizer, self.inner, config.lr, config.inner_lr_end)
         if config.compile:
             self.task.model.compile()
-
-    def _inner_length(self, anchor: int | None, small: int, plain: bool) -> InnerLength:
-        inner = 1 if plain else self.config.inner_steps or 1
-        if inner == "theorem-2":
-            sparsity, params = getattr(self.optimizer, "sparsity", None), self.task.model.parameters()
-            density = 1.0 if sparsity is None else sparsity.density([p.shape for p in params])
-            inner = theorem_2_inner_steps(anchor or self.task.samples, small, density)
-        length = as_inner_length(inner)
-        return Adaptive(**self.config.adaptive) if isinstance(length, Adaptive) else length
 
     def _train(self, report: Report) -> str:
         """Train until the budget is spent; returns why it stopped before that, else "". The clock runs during batches
@@ -173,7 +163,7 @@ class Run:
             batch, is_anchor = next(batches)
             loss = self._step(batch, is_anchor)
             counters.updates += 1
-            if config.track_memory:
+            if config.track_memory and not isinstance(self.optimizer, silk.Sparse):
                 with self._paused():
                     self.meter.update_memory(config.memory_decay)
             if counters.updates % 20 == 1 and self.team.writes:
@@ -208,7 +198,7 @@ class Run:
             loss.backward()
             return loss.detach()
 
-        if isinstance(optimizer, silk.VarianceReduced):
+        if isinstance(optimizer, silk.VarianceReduced | silk.Sparse):
             loss = optimizer.step(closure, anchor=is_anchor, samples=size)
             self.counters.queries = optimizer.gradient_queries
             if self.line is not None:
@@ -284,9 +274,9 @@ class Run:
 
     def _summary(self, status: str, reason: str) -> Summary:
         config, task = self.config, self.task
-        count = sum(p.numel() for p in task.model.parameters())
         made = {"status": status, "reason": reason, "task": config.task, "data": task.data_name}
-        made |= {"optimizer": config.optimizer, "seed": config.seed, "parameters": count, "samples": task.samples}
+        made |= {"optimizer": config.optimizer, "seed": config.seed}
+        made |= {"parameters": self.parameters, "samples": task.samples}
         made |= {"inner_steps": self.inner, "anchors": getattr(self.optimizer, "anchors", 0), "ranks": self.team.world}
         rows = read_rows(self.folder.metrics, None)
         if status == "finished" and has_collapsed(rows, task.guess_loss):

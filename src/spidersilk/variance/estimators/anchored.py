@@ -21,9 +21,8 @@ def anchored(update: Update) -> None:
         update.v.index_add_(0, update.indices, update.weighed())
 
 
-def on_selection(v_anchor: Tensor | None, values: Tensor, selection: Selection) -> Tensor:
+def on_selection(v_anchor: Tensor, values: Tensor, selection: Selection) -> Tensor:
     """v_anchor + difference on the selected coordinates, unscaled."""
-    assert v_anchor is not None
     return selection.gather(v_anchor).add_(values)
 
 

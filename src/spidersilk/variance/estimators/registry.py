@@ -17,23 +17,22 @@ from spidersilk.operator.settings import Scaling
 class Estimator:
     """A way to update v.
 
-    name: what `reference=` calls it. point: where a small step's gradient is compared: the "previous" iterate, the
-    "anchor" point, or None, where it is not compared and one evaluation does. formula: updates v in place.
-    scalings: those of the random part that it is for. fused: the kernel that does the same as the formula; None if
-    there is none.
+    name: what `reference=` calls it. point: where a small step's gradient is compared: the "previous" iterate or the
+    "anchor" point. formula: updates v in place. scalings: those of the random part that it is for. fused: the kernel
+    that does the same as the formula; None if there is none.
     on_selection(v_anchor, values, selection): the k values of v by which only the selected coordinates move;
     None: it cannot be used with move="selected".
     """
 
-    name: str | None
-    point: Literal["previous", "anchor"] | None
+    name: str
+    point: Literal["previous", "anchor"]
     formula: Callable[[Update], None]
     scalings: tuple[Scaling, ...] = ("unbiased", "none")
     fused: Form | None = None
-    on_selection: Callable[[Tensor | None, Tensor, Selection], Tensor] | None = None
+    on_selection: Callable[[Tensor, Tensor, Selection], Tensor] | None = None
 
 
-_KNOWN: dict[tuple[str | None, Scaling], Estimator] = {}
+_KNOWN: dict[tuple[str, Scaling], Estimator] = {}
 
 
 def register(estimator: Estimator) -> Estimator:
@@ -43,11 +42,17 @@ def register(estimator: Estimator) -> Estimator:
     return estimator
 
 
-def find(reference: str | None, scaling: Scaling) -> Estimator:
+def find(reference: str, scaling: Scaling) -> Estimator:
     """The estimator of that name for that scaling; ValueError if there is none."""
     names = list(dict.fromkeys(name for name, _ in _KNOWN))
+    known = ", ".join(map(repr, names))
+    if reference is None:
+        raise ValueError(
+            f"reference = None is not one of {known}: a fresh gradient is sparse training: use silk.SparseSGD, "
+            "silk.SparseAdamW or silk.Sparse"
+        )
     if reference not in names:
-        raise ValueError(f"reference = {reference!r} is not one of {', '.join(map(repr, names))}")
+        raise ValueError(f"reference = {reference!r} is not one of {known}")
     if (reference, scaling) not in _KNOWN:
         fit = [name for name, known in _KNOWN if known == scaling]
         raise ValueError(
