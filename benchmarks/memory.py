@@ -162,7 +162,8 @@ def main() -> None:
     if given.save:
         kept = {name: getattr(given, name) for name in ("size", "sequences", "length", "steps", "device")}
         figures = kept | {"checkpointing": not given.no_checkpointing, "runs": results}
-        save(f"memory_{given.size}_{given.sequences}_{given.device}", [0], figures)
+        size = given.size.replace(".", "_")
+        save(f"memory_{size}_{given.sequences}_{given.device}", [0], figures)
 
 
 if __name__ == "__main__":
