@@ -55,7 +55,9 @@ def rounds(own: dict[tuple[Any, ...], Any], *title: Any) -> dict[str, Any]:
 def model(local: dict[str, Any], shapes: list[tuple[int, ...]], settings: Settings) -> dict[str, Step]:
     """The steps of every method, with measured local times; nothing here is fitted to the network."""
     d = sum(math.prod(shape) for shape in shapes)
-    k = {name: round(local[name]["small"]["counted"] / 4) for name in OURS}
+    sizes = [(math.prod(shape), len(shape) > 1) for shape in shapes]
+    selected = sum(math.ceil(settings.k * size) if is_weight else size for size, is_weight in sizes)  # biases are whole
+    k = {"SparseSGD": selected, "SparseSVRG": 2 * math.ceil(settings.k * d / 2)}
     backward = local["passes"]["backward"]
     return {
         "dense step": dense(d, local["dense"]["step"]["seconds"], hidden=backward),

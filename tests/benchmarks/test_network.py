@@ -37,9 +37,9 @@ def test_bytes_on_the_wire_are_those_of_the_model(tmp_path: Path) -> None:
         assert step["payload"] == pytest.approx(2 * (n - 1) / n * k * 4, rel=0.02)
         assert step["counted"] == pytest.approx(2 * (n - 1) / n * k * 4, rel=0.001)  # by the optimizer itself
         assert step["payload"] < step["interface"] < step["wire"]  # headers, and those of every frame
-        assert at["against_dense"][name]["bytes_saved"] > 5
+        assert at["against_dense"][name]["bytes_saved"] > 4.5
     assert at["steps"]["dense step"]["payload"] == pytest.approx(2 * (n - 1) / n * d * 4, rel=0.02)
-    assert at["top_k_all_gather"]["payload"] == pytest.approx(8 * tenths["SparseSGD"] * (n - 1), rel=0.02)
+    assert at["top_k_all_gather"]["payload"] == pytest.approx(8 * -(-d // 10) * (n - 1), rel=0.02)
 
 
 @pytest.mark.slow
