@@ -14,7 +14,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.optimizer import ParamsT
 
 from spidersilk.checks import check_number, check_positive_int
-from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor
+from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor, Small
 from spidersilk.operator.counts import Count, check_count
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Group, Traffic
@@ -41,8 +41,8 @@ class Sparse(Saves):
         of the weight, rounded up; an int is a count.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
-    generator: seeds the selections, once; torch's default one if None. process_group: the ranks that train together;
-        None: all there are. Gradients of the selected entries are averaged over them (docs/distributed.md).
+    generator: seeds the selections, once; torch's default one if None.
+    process_group: the ranks that train together; None: all there are (docs/distributed.md).
     """
 
     def __init__(
@@ -145,9 +145,7 @@ class Sparse(Saves):
         """Entries that are trained."""
         return sum(p.numel() for p in self._params())
 
-    @property
-    def density(self) -> float:
-        return self.k / self.d
+    density = property(lambda self: self.k / self.d)
 
     @property
     def traffic(self) -> Traffic:
@@ -176,8 +174,9 @@ class Sparse(Saves):
         gradient = laid_out_like(local(gradient.detach()), local(weight))
         if compact.is_due:
             with torch.no_grad():
-                together.average(self._workers, [gradient], self._workers.share(None, None))
-                compact.choose(gradient, self._seed(compact), kernels, self.state.get(compact.param, {}))
+                chosen_by = gradient.clone() if self._workers.world > 1 else gradient
+                together.average(self._workers, [chosen_by], self._workers.share(None, None))
+                compact.choose(chosen_by, self._seed(compact), kernels, self.state.get(compact.param, {}))
         compact.collect(gradient, kernels)
 
     def _seed(self, compact: Compact) -> int:
@@ -220,6 +219,8 @@ class Sparse(Saves):
         if self.steps == 0 and self._workers.world > 1:
             together.check_ddp([compact.weight for compact in self._weights])
             self.check_agreement()
+        if isinstance(anchor, Small):
+            raise ValueError("inner_steps = 'auto' of the loader: a fresh gradient has no difference to end a loop by")
         piece = anchor if isinstance(anchor, Anchor) else WHOLE
         if anchor and piece.first and self.age:
             self._renew()
