@@ -99,6 +99,6 @@ def test_logistic_has_the_order_of_the_prototypes(data_dir: str, tmp_path: Path)
     """w8a after 13 n queries: the anchored sparse form is ahead of SVRG."""
     gaps = {}
     for name in ("sparse-svrg", "svrg"):
-        made = config("logistic", name, options={"data": "w8a"}, budget=13.0, eval_every=13.0)
+        made = config("logistic", name, options={"data": "w8a"}, lr=4.0, budget=13.0, eval_every=13.0)
         gaps[name] = runner.run(made, tmp_path / name)["last"]["gap"]
     assert 3 * gaps["sparse-svrg"] < gaps["svrg"]
