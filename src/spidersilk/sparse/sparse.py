@@ -17,7 +17,7 @@ from spidersilk.checks import check_number, check_positive_int
 from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor, Small
 from spidersilk.operator.counts import Count, check_count
 from spidersilk.operator.random_stream import Stream, mix
-from spidersilk.parallel.workers import Alone, Group, Traffic
+from spidersilk.parallel.workers import Alone, Group, Share, Traffic
 from spidersilk.sparse import saved, together
 from spidersilk.sparse.compact import Compact, laid_out_like
 from spidersilk.sparse.sharded import local, rank_of, ranks_of
@@ -71,6 +71,7 @@ class Sparse(Saves):
         self._base: Optimizer | None = None
         self._shares: dict[str, Any] = {"k1": k1, "k2": k2}
         self._pieces: list[Tensor | None] = []  # gradients of the pieces of an anchor that came so far
+        self._share: Share | None = None  # of this rank, while a closure is called
         self._weights = Weights(model, backend, self._collect)
         given: ParamsT = _trainable(model_or_params) if isinstance(model_or_params, nn.Module) else model_or_params
         super().__init__(given, self._shares)
@@ -133,18 +134,11 @@ class Sparse(Saves):
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    # What a user asks.
+    # What a user asks: how many entries the weights have, how many are trained, and k / d.
 
-    @property
-    def d(self) -> int:
-        """Entries of all weights."""
-        return self._weights.d
+    d = property(lambda self: self._weights.d)
 
-    @property
-    def k(self) -> int:
-        """Entries that are trained."""
-        return sum(p.numel() for p in self._params())
-
+    k = property(lambda self: sum(p.numel() for p in self._params()))
     density = property(lambda self: self.k / self.d)
 
     @property
@@ -175,7 +169,7 @@ class Sparse(Saves):
         if compact.is_due:
             with torch.no_grad():
                 chosen_by = gradient.clone() if self._workers.world > 1 else gradient
-                together.average(self._workers, [chosen_by], self._workers.share(None, None))
+                together.average(self._workers, [chosen_by], self._share or self._workers.share(None, None))
                 compact.choose(chosen_by, self._seed(compact), kernels, self.state.get(compact.param, {}))
         compact.collect(gradient, kernels)
 
@@ -225,8 +219,9 @@ class Sparse(Saves):
         if anchor and piece.first and self.age:
             self._renew()
         density = 1.0 if any(compact.is_due for compact in self._weights) else self.density
+        self._share = share = self._workers.share(getattr(anchor, "portion", None), samples)
         loss = self._evaluate(closure, piece)
-        share = self._workers.share(getattr(anchor, "portion", None), samples)
+        self._share = None
         self.gradient_queries += math.nan if share.samples is None else share.samples * density
         if piece.last:
             stepped = [p for p in self._params() if p.grad is not None]
