@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from spidersilk.kernels.interface import Entries, Kernels, Seed
 from spidersilk.operator.counts import Count, counts_within
 from spidersilk.sparse.sharded import as_parameter, counts_of, local
+from spidersilk.variance.compact import is_second_moment
+from spidersilk.variance.flat import is_dense
 
 HALVES = (torch.bfloat16, torch.float16)
 CHANGED = (
@@ -121,23 +123,8 @@ class Compact:
         return as_parameter(values, self.weight, self._width)
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether its entries fill a block of memory, each once, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def master_dtype(weight: Tensor) -> torch.dtype:
     return torch.float32 if weight.dtype in HALVES else weight.dtype
-
-
-def is_second_moment(name: str) -> bool:
-    """Whether a state entry of a torch optimizer averages squares: exp_avg_sq, max_exp_avg_sq, square_avg, sum."""
-    return "sq" in name or name == "sum"
 
 
 def as_vector(tensor: Tensor) -> Tensor:

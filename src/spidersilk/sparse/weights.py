@@ -14,9 +14,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
 from spidersilk.operator.counts import Count
-from spidersilk.sparse.compact import HALVES, Compact, is_dense, is_trained_whole
+from spidersilk.sparse.compact import HALVES, Compact, is_trained_whole
 from spidersilk.sparse.owners import Owners
 from spidersilk.sparse.sharded import check_placement, local
+from spidersilk.variance.flat import is_dense
 
 Collect = Callable[[Compact], None]
 _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly

@@ -62,7 +62,7 @@ class Slab:
             if piece is None:
                 twin = shared[p.untyped_storage().data_ptr()]
                 views.append(twin.as_strided(p.shape, p.stride(), p.storage_offset()))
-            elif _is_dense(p):
+            elif is_dense(p):
                 views.append(piece.as_strided(p.shape, p.stride(), piece.storage_offset()))
             else:
                 views.append(piece.view(p.shape))
@@ -117,7 +117,7 @@ def make_slabs(param_groups: Sequence[dict[str, Any]]) -> list[Slab]:
     return [Slab(params, groups) for params, groups in alike.values()]
 
 
-def _is_dense(p: Tensor) -> bool:
+def is_dense(p: Tensor) -> bool:
     """Whether the entries fill a block of memory, each once, in whatever order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
