@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from spidersilk.kernels.interface import Entries, Kernels
 from spidersilk.kernels.plain import PLAIN
+from spidersilk.sparse import at_once
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 SIZES = [(1, 1), (50, 7), (2500, 2500), (3000, 1300)]
@@ -63,6 +67,60 @@ def check_through(kernels: Kernels, device: str, dtype: torch.dtype) -> None:
         assert torch.equal(weight[indices.long()], master.to(dtype))
         others = torch.ones(len(weight), dtype=torch.bool, device=device).index_fill_(0, indices.long(), False)
         assert torch.equal(weight[others], old[others])
+
+
+OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
+    (torch.optim.SGD, {}),
+    (torch.optim.SGD, {"weight_decay": 0.1, "maximize": True}),
+    (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3}),
+    (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    (torch.optim.AdamW, {}),
+    (torch.optim.AdamW, {"betas": (0.0, 0.9), "weight_decay": 0.3, "maximize": True}),
+]
+
+
+def check_step(
+    kernels: Kernels, device: str, dtype: torch.dtype, kind: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    """One pass is refresh, torch's step and write_through, over two groups; one weight is trained as it is."""
+
+    def build() -> tuple[list[Entries], torch.optim.Optimizer]:
+        parts = []
+        for number, (size, k) in enumerate(SIZES):
+            weight, indices = normal(size, device, dtype, number), some(size, k, device, number)
+            parts.append(Entries(weight, indices, weight[indices.long()].to(master_of(dtype))))
+        params = [part.master for part in parts] + [normal(300, device, master_of(dtype), 7)]
+        groups = [{"params": params[:2], "lr": 0.1}, {"params": params[2:], "lr": 0.02}]
+        return parts, kind(groups, **options)
+
+    (parts, base), (wanted_parts, wanted) = build(), build()
+    assert kernels.step is not None
+    for turn in range(4):
+        for optimizer in (base, wanted):
+            for number, p in enumerate(q for group in optimizer.param_groups for q in group["params"]):
+                p.grad = normal(p.numel(), device, p.dtype, 100 * turn + number)
+        if turn == 2:  # somebody changes weights
+            parts[3].weight[::2] = wanted_parts[3].weight[::2] = 0.75
+        PLAIN.refresh(wanted_parts)
+        wanted.step()
+        PLAIN.write_through(wanted_parts)
+        by_master: dict[Tensor, Entries] = {part.master: part for part in parts}
+        if turn == 0:  # the base makes its state
+            base.step()
+            kernels.write_through(parts)
+            for state in base.state.values():
+                state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor)})
+            continue
+        rule, steps = at_once.steps_of(base, by_master.get)
+        kernels.step(rule, steps)
+    tolerance = 1e-13 if dtype == torch.float64 else 3e-6
+    same = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    for part in parts:
+        assert torch.equal(part.weight[part.indices.long()], part.master.to(dtype))
+    for p, q in zip(base.state, wanted.state, strict=True):
+        same(p, q)
+        for name in [name for name, value in base.state[p].items() if isinstance(value, Tensor)]:
+            same(base.state[p][name], wanted.state[q][name].to(device))
 
 
 def check_carry(kernels: Kernels, device: str, dtype: torch.dtype, size: int, k: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import entry_cases
 import permutation
@@ -459,6 +460,12 @@ def test_single_entries(backend: str, dtype: torch.dtype) -> None:
         entry_cases.check_take(kernels, "cuda", dtype, size, k)
         entry_cases.check_carry(kernels, "cuda", entry_cases.master_of(dtype), size, k)
     entry_cases.check_through(kernels, "cuda", dtype)
+
+
+@pytest.mark.parametrize("dtype", [*entry_cases.DTYPES, torch.float16])
+@pytest.mark.parametrize(("kind", "options"), entry_cases.OPTIMIZERS)
+def test_a_step_at_once(kind: type[torch.optim.Optimizer], options: dict[str, Any], dtype: torch.dtype) -> None:
+    entry_cases.check_step(backends.find("triton", [(torch.device("cuda"), dtype)]), "cuda", dtype, kind, options)
 
 
 @pytest.mark.parametrize(("k1", "k2"), [(0.0, 0.2), (0.2, 0.0), (0.1, 0.1)])

@@ -7,6 +7,8 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
+from typing import Any
+
 import added_estimator
 import entry_cases
 import permutation
@@ -370,6 +372,12 @@ def test_entries_are_taken_and_carried(dtype: torch.dtype, size: int, k: int) ->
 )  # the interpreter rounds 1.11111111b wrongly to bfloat16
 def test_masters_are_refreshed_and_written_through(dtype: torch.dtype) -> None:
     entry_cases.check_through(TritonKernels(), "cpu", dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("kind", "options"), entry_cases.OPTIMIZERS)
+def test_a_step_at_once(kind: type[torch.optim.Optimizer], options: dict[str, Any], dtype: torch.dtype) -> None:
+    entry_cases.check_step(TritonKernels(), "cpu", dtype, kind, options)
 
 
 @pytest.mark.parametrize(("k1", "k2"), [(0.0, 0.2), (0.1, 0.1)])

@@ -57,7 +57,10 @@ def test_micro_batches_add_up(base: str, k1: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("stop", [7, 10, 13])
-def test_resumed_is_bit_identical(dtype: torch.dtype, stop: int) -> None:
+@pytest.mark.parametrize("is_new", [True, False])
+def test_resumed_is_bit_identical(dtype: torch.dtype, stop: int, is_new: bool) -> None:
+    """In a new optimizer, and in one that has gone on meanwhile."""
+
     def make() -> tuple[nn.Sequential, Sparse]:
         model = network(dtype)
         options: Any = {"k1": 0.1, "k2": 0.1, "inner_steps": 5, "generator": seeded(), "lr": 0.01}
@@ -73,7 +76,10 @@ def test_resumed_is_bit_identical(dtype: torch.dtype, stop: int) -> None:
     torch.save(saved, path)
     path.seek(0)
     loaded = torch.load(path, weights_only=True)
-    model, optimizer = make()
+    if is_new:
+        model, optimizer = make()
+    else:
+        train(model, optimizer, 2, start=stop)
     model.load_state_dict(loaded["model"])
     optimizer.load_state_dict(loaded["optimizer"])
     train(model, optimizer, 25 - stop, start=stop)

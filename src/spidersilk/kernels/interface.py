@@ -22,6 +22,9 @@ Form = Literal["recursive", "anchored", "refresh"]
 - "refresh": v = v_anchor + w value on the selection, the rest of v as it was.
 """
 
+Rule = Literal["sgd", "adamw"]
+"""The base optimizers whose steps a backend may do itself."""
+
 Seed = int | Tensor
 """What decides a random draw: a number, or [seed, position] on the device for a backend that draws there."""
 
@@ -85,6 +88,20 @@ class Entries(NamedTuple):
     """One value for each index, of the weight's dtype or a wider one."""
 
 
+class Step(NamedTuple):
+    """What an optimizer does to one parameter, for kernels that do it themselves."""
+
+    param: Tensor
+    gradient: Tensor
+    state: tuple[Tensor, ...]
+    """"sgd": the momentum, or nothing; "adamw": both averages, and how many steps they are of, which is counted up."""
+    entries: Entries | None
+    """Where the parameter is a copy: of what. It is brought up to date before the step, and written through after."""
+    numbers: tuple[float, ...]
+    """Of SGD: lr, momentum, dampening, weight decay, Nesterov (1 or 0), sign; of AdamW: lr, beta1, beta2, eps, weight
+    decay, sign. The sign is that of the gradient, -1 to maximize."""
+
+
 class Outcome(NamedTuple):
     """What came of an update."""
 
@@ -144,4 +161,9 @@ class Kernels(Protocol):
 
     def write_through(self, parts: Sequence[Entries]) -> None:
         """Weights := masters, rounded."""
+        ...
+
+    @property
+    def step(self) -> Callable[[Rule, Sequence[Step]], None] | None:
+        """Refresh, step by torch's formulas, and write through, in one pass; None if there is no such pass."""
         ...

@@ -15,6 +15,7 @@ class PlainKernels:
 
     draws_on_device = False
     refuses_non_finite = False
+    step = None
 
     def select(self, memory: Tensor, k1: int, k2: int, seed: Seed, hint: object = None) -> tuple[Tensor, Tensor]:
         d = memory.numel()

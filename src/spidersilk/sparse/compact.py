@@ -49,6 +49,8 @@ class Compact:
         self._width = of_row if self.is_whole else sum(counts_within(k1, k2, of_row))
         self.param = nn.Parameter(self.as_parameter(self.values))
         self.indices: Tensor | None = None
+        self._entries: Entries | None = None  # while they are the same
+        self._addresses = part.data_ptr(), self.values.data_ptr()
         self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
         self.is_due = self.chooses
         if self.is_whole:
@@ -56,16 +58,18 @@ class Compact:
 
     @property
     def entries(self) -> Entries:
-        """With the weight where it is now."""
-        assert self.indices is not None
+        """With the weight where it is now. The same object, as long as nothing is elsewhere."""
         part = local(self.weight)
-        if part.data_ptr() != self.flat.data_ptr():
-            if (part.device, part.dtype) != self.kind or not is_dense(part):
+        addresses = part.data_ptr(), local(self.param).data_ptr()
+        if addresses != self._addresses:
+            moved = addresses[1] != self._addresses[1] or (part.device, part.dtype) != self.kind
+            if moved or not is_dense(part):
                 raise RuntimeError(CHANGED)
-            self.flat = as_vector(part)
-        if local(self.param).data_ptr() != self.values.data_ptr():
-            raise RuntimeError(CHANGED)
-        return Entries(self.flat, self.indices, self.values)
+            self.flat, self._addresses, self._entries = as_vector(part), addresses, None
+        if self._entries is None or self._entries.indices is not self.indices:
+            assert self.indices is not None
+            self._entries = Entries(self.flat, self.indices, self.values)
+        return self._entries
 
     def show(self, indices: Tensor) -> None:
         """Stand for these entries, as the weight holds them."""
@@ -105,8 +109,9 @@ class Compact:
         kept = {name: x for name, x in of_entries.items() if x.shape == self.values.shape}
         entering = [x.mean() if is_second_moment(name) else x.new_zeros(()) for name, x in kept.items()]
         targets = [self.values, *kept.values()]
-        for target, carried in zip(targets, kernels.carry(old, new, targets, [held, *entering]), strict=True):
-            target.copy_(carried)
+        torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+            targets, kernels.carry(old, new, targets, [held, *entering])
+        )
         self.indices = new
 
     def collect(self, gradient: Tensor, kernels: Kernels) -> None:

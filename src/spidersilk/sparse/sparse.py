@@ -18,7 +18,7 @@ from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor, Small
 from spidersilk.operator.counts import Count, check_count
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Group, Share, Traffic
-from spidersilk.sparse import saved, together
+from spidersilk.sparse import at_once, saved, together
 from spidersilk.sparse.compact import Compact, laid_out_like
 from spidersilk.sparse.sharded import local, rank_of, ranks_of
 from spidersilk.sparse.weights import Weights
@@ -79,7 +79,9 @@ class Sparse(Saves):
         self._shards, self._rank = ranks_of(weights), rank_of(weights)
         self._workers = Alone() if self._shards > 1 else together.workers_of(process_group)
         self._stream = Stream(self._workers.seed(generator))
-        self._base = base_class([self._stepped(group) for group in self._given], **base_arguments)
+        groups = [self._stepped(group) for group in self._given]
+        stepped = [p for group in groups for p in group["params"]]
+        self._base = base_class(groups, **at_once.arguments_for(base_class, stepped, base_arguments))
         self.defaults = self._base.defaults
         if model is not None and self._workers.world > 1:
             together.hide_from_ddp(model, [t for c in self._weights for t in (c.weight, c.param)])
@@ -137,8 +139,7 @@ class Sparse(Saves):
     # What a user asks: how many entries the weights have, how many are trained, and k / d.
 
     d = property(lambda self: self._weights.d)
-
-    k = property(lambda self: sum(p.numel() for p in self._params()))
+    k = property(lambda self: self._weights.k)
     density = property(lambda self: self.k / self.d)
 
     @property
@@ -254,12 +255,13 @@ class Sparse(Saves):
         """Let the base step these, and write what stands for weights through to them."""
         if self.max_norm is not None:
             clip_grad_norm_(stepped, self.max_norm)
-        parts = self._weights.parts(stepped)
-        for kernels, entries in parts:
-            kernels.refresh(entries)
-        self.base.step()
-        for kernels, entries in parts:
-            kernels.write_through(entries)
+        if not at_once.step(self.base, self._weights):
+            parts = self._weights.parts(stepped)
+            for kernels, entries in parts:
+                kernels.refresh(entries)
+            self.base.step()
+            for kernels, entries in parts:
+                kernels.write_through(entries)
         self.steps, self.age = self.steps + 1, self.age + 1
 
     # Saving and loading.

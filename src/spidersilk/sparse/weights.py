@@ -30,7 +30,7 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module | None, backend: str, collect: Collect):
-        self.d = 0  # entries of all weights
+        self.d, self.k = 0, 0  # entries of all weights (sharded: of this rank's parts), and of those, the trained ones
         self.by_param: dict[Tensor, Compact] = {}  # by the parameter that is stepped
         self._backend = backend
         self._kernels: dict[tuple[torch.device, torch.dtype], Kernels] = {}
@@ -55,8 +55,10 @@ class Weights:
         self.d += part.numel()
         whole = is_trained_whole(weight, k1, k2)
         if not is_dense(part) or (whole and part.dtype not in HALVES):
+            self.k += part.numel()
             return weight
         compact = Compact(len(self.by_param), weight, k1, k2)
+        self.k += compact.values.numel()
         self.by_param[compact.param] = compact
         self._kernels[compact.kind] = backends.find(self._backend, [compact.kind])
         heard = self._collect
@@ -75,6 +77,15 @@ class Weights:
 
     def kernels(self, compact: Compact) -> Kernels:
         return self._kernels[compact.kind]
+
+    @property
+    def first_kernels(self) -> Kernels | None:
+        return next(iter(self._kernels.values()), None)
+
+    def entries_of(self, param: Tensor) -> Entries | None:
+        """What a parameter that is stepped stands for; None: for itself."""
+        compact = self.by_param.get(param)
+        return None if compact is None else compact.entries
 
     def parts(self, stepped: Sequence[Tensor]) -> list[tuple[Kernels, list[Entries]]]:
         """The entries that these parameters stand for, by the kernels that work on them."""

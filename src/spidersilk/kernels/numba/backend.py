@@ -38,6 +38,7 @@ class NumbaKernels:
 
     draws_on_device = False
     refuses_non_finite = True
+    step = None
 
     def select(self, memory: Tensor, k1: int, k2: int, seed: Seed, hint: object = None) -> tuple[Tensor, Tensor]:
         """The hint is the histogram of M from the `advance` that wrote it; a wrong one costs time, not exactness."""

@@ -20,6 +20,8 @@ from numba import types
 from numba.extending import intrinsic as typed_intrinsic
 from numba.extending import overload, register_jitable
 
+from spidersilk.kernels.compiling import compiling
+
 intrinsic: Any = typed_intrinsic  # its callers leave out the first argument
 
 BLOCK = 2048  # entries worked on while they are in the first-level cache; a multiple of 64
@@ -32,7 +34,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         kernel: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # numba found no folder to write to
-        return numba.njit(**options)(function)
+        return _announced(numba.njit(**options)(function))
     cache = kernel._cache
     files = getattr(cache, "_cache_file", None)
     if files is not None:  # numba looks for changes in a kernel's own file alone: let it look in this one too
@@ -44,6 +46,18 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
                 save(signature, data)
 
         cache.save_overload = save_if_possible
+    return _announced(kernel)
+
+
+def _announced(kernel: Any) -> Any:
+    """Numba calls this method when a kernel meets a kind of argument for the first time."""
+    compile_for = kernel._compile_for_args
+
+    def compile_and_say(*args: Any, **kws: Any) -> Any:
+        with compiling():
+            return compile_for(*args, **kws)
+
+    kernel._compile_for_args = compile_and_say
     return kernel
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from spidersilk.kernels.interface import Entries, Flag, Outcome, Seed, Tensors, Update
+from spidersilk.kernels.interface import Entries, Flag, Outcome, Rule, Seed, Step, Tensors, Update
 from spidersilk.kernels.plain import PLAIN
 from spidersilk.kernels.triton import entries, plan, vectors
+from spidersilk.kernels.triton.steps import StepTable, dtypes_of
 
 
 class TritonKernels:
@@ -19,6 +21,7 @@ class TritonKernels:
     refuses_non_finite = False
 
     def __init__(self) -> None:
+        self._steps: dict[tuple[torch.dtype, ...], StepTable] = {}
         self._entries: dict[torch.dtype, entries.EntryTable] = {}
         self._tables: dict[tuple[str, tuple[int, ...], torch.device], vectors.FlatTensors] = {}
 
@@ -71,12 +74,23 @@ class TritonKernels:
     def write_through(self, parts: Sequence[Entries]) -> None:
         self._through(parts, True)
 
+    def step(self, rule: Rule, steps: Sequence[Step]) -> None:
+        """One launch for all parameters whose weights, indices and values are of the same dtypes."""
+        by_dtypes: dict[tuple[torch.dtype, ...], list[Step]] = defaultdict(list)
+        for given in steps:
+            by_dtypes[dtypes_of(given)].append(given)
+        for dtypes, alike in by_dtypes.items():
+            table = self._steps.get(dtypes)
+            if table is None or not table.is_of(alike):
+                table = self._steps[dtypes] = StepTable(alike)
+            table.go(rule, alike)
+
     def _through(self, parts: Sequence[Entries], write: bool) -> None:
         """One launch for all weights whose indices are of one dtype."""
         for dtype in dict.fromkeys(part.indices.dtype for part in parts):
             alike = [part for part in parts if part.indices.dtype == dtype]
             table = self._entries.get(dtype)
-            if table is None or table.addresses != entries.addresses_of(alike):
+            if table is None or not table.is_of(alike):
                 table = self._entries[dtype] = entries.EntryTable(alike)
             table.go(write)
 

@@ -6,6 +6,7 @@ indices and masters, and how many entries there are; another says for each tile 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -112,31 +113,33 @@ def carry_values(old: Tensor, new: Tensor, values: Sequence[Tensor], entering: S
     return brought
 
 
-class EntryTable:
-    """The tables of a list of entries, of one device and one dtype each of weights, indices and masters.
+def tiles_of(sizes: Sequence[int], tile: int) -> np.ndarray:
+    """For each tile of vectors of these sizes: which vector it is of, and where it begins there."""
+    tiles = -(-np.array(sizes) // tile)
+    numbers = np.repeat(np.arange(len(tiles)), tiles)
+    starts = (np.arange(len(numbers)) - (np.cumsum(tiles) - tiles)[numbers]) * tile
+    return np.stack([numbers, starts], 1)
 
-    It holds addresses: who holds the tensors sees to it that they are still those.
-    """
+
+class EntryTable:
+    """The tables of a list of entries, of one device and one dtype each of weights, indices and masters."""
 
     def __init__(self, parts: Sequence[Entries]):
-        self.addresses = addresses_of(parts)
+        self.parts = parts  # so that the addresses stay theirs
         weight, indices, master = parts[0]
         device = weight.device
-        counts = np.array([part.indices.numel() for part in parts])
-        tiles = -(-counts // TILE)
-        numbers = np.repeat(np.arange(len(parts)), tiles)
-        starts = (np.arange(len(numbers)) - (np.cumsum(tiles) - tiles)[numbers]) * TILE
-        self.tiles = torch.from_numpy(np.stack([numbers, starts], 1)).to(device)
-        self.table = torch.from_numpy(np.column_stack([np.array(self.addresses, np.int64), counts])).to(device)
+        counts = [part.indices.numel() for part in parts]
+        self.tiles = torch.from_numpy(tiles_of(counts, TILE)).to(device)
+        addresses = np.array([[tensor.data_ptr() for tensor in part] for part in parts], np.int64)
+        self.table = torch.from_numpy(np.column_stack([addresses, counts])).to(device)
         self.like = tuple(tensor[:0] for tensor in (weight.new_empty(1), indices.new_empty(1), master.new_empty(1)))
         self.kinds = weight.dtype, indices.dtype, master.dtype, weight.get_device()
+
+    def is_of(self, parts: Sequence[Entries]) -> bool:
+        return len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
 
     def go(self, write: bool) -> None:
         programs = len(self.tiles)
         if programs:
             key, options = ("through", write, programs, self.kinds), {"WRITE": write, "TILE": TILE}
             launch(key, through, programs, (self.tiles, self.table, *self.like), (), lambda: options)
-
-
-def addresses_of(parts: Sequence[Entries]) -> list[tuple[int, ...]]:
-    return [(weight.data_ptr(), indices.data_ptr(), master.data_ptr()) for weight, indices, master in parts]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spidersilk.kernels.compiling import compiling
+
 MOST = 4096  # launches that are remembered; where sizes change from draw to draw there is no end of them
 _READY: dict[Any, tuple[Callable[..., None], tuple[None, ...]]] = {}
 
@@ -26,8 +28,8 @@ def launch(
     and from 2^31 on (kernels must not specialize on numbers otherwise). Triton also compiles apart which addresses are
     multiples of 16; that is added to the key here, unless all are.
     """
-    device = tensors[0].get_device()
-    if device >= 0 and device != torch.cuda.current_device():
+    device = tensors[0].get_device()  # -1: the CPU, by the interpreter
+    if device >= 0 and device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
             launch(key, kernel, grid, tensors, numbers, options)
         return
@@ -39,9 +41,10 @@ def launch(
         key = (key, *[address & 15 == 0 for address in addresses])
     ready = _READY.get(key)
     if ready is not None:
-        ready[0](*addresses, *numbers, *ready[1])
+        ready[0](*addresses, *numbers, *ready[1], stream=torch._C._cuda_getCurrentRawStream(device))
         return
-    compiled = kernel[grid,](*tensors, *numbers, **options())
+    with compiling():
+        compiled = kernel[grid,](*tensors, *numbers, **options())
     if compiled is not None:  # None: from the interpreter
         if len(_READY) >= MOST:
             _READY.clear()

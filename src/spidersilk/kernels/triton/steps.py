@@ -1,0 +1,145 @@
+"""SGD's and AdamW's step on many parameters in one Triton launch, with what comes before and after it.
+
+A table on the device has a row for each parameter: the addresses of its weight (0: none), indices, values, state and
+count of steps, and how many values there are. What changes at each step is sent along: the addresses of the gradients,
+which numbers (the step size and so on) are whose, and these.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from spidersilk.kernels.interface import Rule, Step
+from spidersilk.kernels.triton.entries import tiles_of
+from spidersilk.kernels.triton.launch import launch
+
+TILE = 1024
+COLUMNS: tl.constexpr = tl.constexpr(7)  # of the table
+NUMBERS: tl.constexpr = tl.constexpr(8)  # for each group
+
+
+@triton.jit
+def _number(numbers_ptr, which: tl.constexpr, dtype: tl.constexpr):
+    return tl.load(numbers_ptr + which).to(tl.float64, bitcast=True).to(dtype)
+
+
+@triton.jit
+def _sgd(x, g, numbers, momentum_at, place, mask, like_ptr):
+    """As torch.optim.SGD, with a momentum that is there."""
+    lr, decay = _number(numbers, 0, x.dtype), _number(numbers, 3, x.dtype)
+    momentum, dampening = _number(numbers, 1, x.dtype), _number(numbers, 2, x.dtype)
+    nesterov = _number(numbers, 4, x.dtype)
+    g = _number(numbers, 5, x.dtype) * g + decay * x
+    there = mask & (momentum_at != 0)
+    places = momentum_at.to(like_ptr.dtype) + place
+    if momentum_at != 0:
+        average = momentum * tl.load(places, mask=there, other=0) + (1 - dampening) * g
+        tl.store(places, average, mask=there)
+        g = tl.where(nesterov != 0, g + momentum * average, average)
+    return x - lr * g
+
+
+@triton.jit
+def _adamw(x, g, numbers, average_at, square_at, count_at, place, mask, like_ptr):
+    """As torch.optim.AdamW. Both corrections are computed in float64, from the logarithms of the betas."""
+    lr, eps, decay = _number(numbers, 0, x.dtype), _number(numbers, 3, x.dtype), _number(numbers, 4, x.dtype)
+    beta1, beta2 = _number(numbers, 1, x.dtype), _number(numbers, 2, x.dtype)
+    g = _number(numbers, 5, x.dtype) * g
+    count = tl.load(count_at.to(tl.pointer_type(tl.float32))).to(tl.float64)
+    correction1 = 1 - tl.exp(count * _number(numbers, 6, tl.float64))
+    correction2 = 1 - tl.exp(count * _number(numbers, 7, tl.float64))
+    averages, squares = average_at.to(like_ptr.dtype) + place, square_at.to(like_ptr.dtype) + place
+    old1, old2 = tl.load(averages, mask=mask, other=0), tl.load(squares, mask=mask, other=0)
+    average = old1 + (1 - beta1) * (g - old1)
+    square = beta2 * old2 + (1 - beta2) * g * g
+    tl.store(averages, average, mask=mask)
+    tl.store(squares, square, mask=mask)
+    root = tl.sqrt(square) / tl.sqrt(correction2).to(x.dtype)
+    return x - lr * decay * x - (lr / correction1.to(x.dtype)) * average / (root + eps)
+
+
+@triton.jit(do_not_specialize=["count"])
+def step(
+    tiles_ptr, table_ptr, sent_ptr, weight_ptr, indices_ptr, value_ptr, count, ADAMW: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """One tile of one of `count` parameters. The last three pointers say which dtypes there are."""
+    number = tl.load(tiles_ptr + 2 * tl.program_id(0))
+    place = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, TILE)
+    row = table_ptr + COLUMNS * number
+    numbers = sent_ptr + 2 * count + NUMBERS * tl.load(sent_ptr + count + number)
+    mask = place < tl.load(row + 6)
+    values = tl.load(row + 2).to(value_ptr.dtype) + place
+    x = tl.load(values, mask=mask, other=0)
+    g = tl.load(tl.load(sent_ptr + number).to(value_ptr.dtype) + place, mask=mask, other=0)
+    weight = tl.load(row)
+    copied = mask & (weight != 0)
+    index = tl.load(tl.load(row + 1).to(indices_ptr.dtype) + place, mask=copied, other=0).to(tl.int64)
+    entry = weight.to(weight_ptr.dtype) + index
+    held = tl.load(entry, mask=copied, other=0)
+    x = tl.where(copied & (x.to(held.dtype) != held), held.to(x.dtype), x)
+    if ADAMW:
+        x = _adamw(
+            x, g, numbers, tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), place, mask, value_ptr
+        )  # fmt: skip
+    else:
+        x = _sgd(x, g, numbers, tl.load(row + 3), place, mask, value_ptr)
+    tl.store(values, x, mask=mask)
+    tl.store(entry, x.to(held.dtype), mask=copied)
+
+
+class StepTable:
+    """The table of parameters whose weights, indices and values are each of one dtype, on one device."""
+
+    def __init__(self, steps: Sequence[Step]):
+        self._held = _held(steps)  # so that the addresses stay theirs
+        param, device = steps[0].param, steps[0].param.device
+        rows = []
+        for given in steps:
+            addresses = [0, 0] if given.entries is None else [t.data_ptr() for t in given.entries[:2]]
+            state = [t.data_ptr() for t in given.state]
+            rows.append([*addresses, given.param.data_ptr(), *state, *[0] * (3 - len(state)), given.param.numel()])
+        self._table = torch.tensor(rows, dtype=torch.int64).to(device)
+        self._tiles = torch.from_numpy(tiles_of([given.param.numel() for given in steps], TILE)).to(device)
+        weight, indices = dtypes_of(steps[0])[:2]
+        self._like = tuple(torch.empty(0, dtype=t, device=device) for t in (weight, indices, param.dtype))
+        self._kinds = weight, indices, param.dtype, param.get_device()
+
+    def is_of(self, steps: Sequence[Step]) -> bool:
+        held = _held(steps)
+        return len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+
+    def go(self, rule: Rule, steps: Sequence[Step]) -> None:
+        programs = len(self._tiles)
+        if not programs:
+            return
+        if rule == "adamw":
+            torch._foreach_add_([given.state[2] for given in steps], 1)  # pyright: ignore[reportPrivateImportUsage]
+        groups: dict[tuple[float, ...], int] = {}
+        whose = [groups.setdefault(given.numbers, len(groups)) for given in steps]
+        numbers = np.zeros((len(groups), NUMBERS.value))
+        for group, given in enumerate(groups):
+            logarithms = [math.log(b) if b > 0 else -math.inf for b in given[1:3]] if rule == "adamw" else []
+            numbers[group, : len(given) + len(logarithms)] = [*given, *logarithms]
+        gradients = [given.gradient.data_ptr() for given in steps]
+        sent = np.concatenate([np.array([gradients, whose], np.int64).ravel(), numbers.ravel().view(np.int64)])
+        tensors = self._tiles, self._table, torch.from_numpy(sent).to(self._table.device, non_blocking=True)
+        key, options = ("step", rule, programs, self._kinds), {"ADAMW": rule == "adamw", "TILE": TILE}
+        launch(key, step, programs, (*tensors, *self._like), (len(steps),), lambda: options)
+
+
+def dtypes_of(given: Step) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """Of weight, indices and values: parameters with the same can share a table."""
+    if given.entries is None:
+        return given.param.dtype, torch.int32, given.param.dtype
+    return given.entries.weight.dtype, given.entries.indices.dtype, given.param.dtype
+
+
+def _held(steps: Sequence[Step]) -> list[object]:
+    return [held for given in steps for held in (given.param, given.entries, *given.state)]

@@ -1,0 +1,80 @@
+"""A step of SGD or AdamW with what comes before and after it in one pass, where the kernels have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from spidersilk.kernels.interface import Entries, Rule, Step
+from spidersilk.sparse.sharded import is_sharded
+from spidersilk.sparse.weights import Weights
+
+RULES: dict[type[Optimizer], Rule] = {SGD: "sgd", AdamW: "adamw"}
+
+
+def step(base: Optimizer, weights: Weights) -> bool:
+    """Refresh, move the base's parameters as `base.step()` would, write through; or False, and nothing is done."""
+    kernels = weights.first_kernels
+    if kernels is None or kernels.step is None:
+        return False
+    found = steps_of(base, weights.entries_of)
+    if found is not None:
+        kernels.step(*found)
+    return found is not None
+
+
+def steps_of(base: Optimizer, entries_of: Callable[[Tensor], Entries | None]) -> tuple[Rule, list[Step]] | None:
+    """What `base.step()` would do; None if it is another base, has no state yet, or is asked for something special."""
+    rule = RULES.get(type(base))
+    if rule is None or base._optimizer_step_pre_hooks or base._optimizer_step_post_hooks:
+        return None
+    steps: list[Step] = []
+    for group in base.param_groups:
+        numbers = _numbers(rule, group)
+        if numbers is None:
+            return None
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            state = _state(rule, group, base.state.get(p, {}))
+            if state is None or not _is_plain(p, p.grad, state):
+                return None
+            steps.append(Step(p, p.grad, state, entries_of(p), numbers))
+    return (rule, steps) if len({given.param.device for given in steps}) == 1 else None
+
+
+def arguments_for(base_class: type[Optimizer], params: Sequence[Tensor], given: dict[str, Any]) -> dict[str, Any]:
+    """What the base is made with: torch's fused form on CUDA, where one pass is possible, unless another is given."""
+    forms = ("fused", "foreach", "capturable", "differentiable")
+    if base_class not in RULES or any(given.get(name) is not None for name in forms):
+        return given
+    return given | {"fused": True} if all(p.is_cuda and not is_sharded(p) for p in params) else given
+
+
+def _numbers(rule: Rule, group: dict[str, Any]) -> tuple[float, ...] | None:
+    """None: the group wants more than these."""
+    if isinstance(group["lr"], Tensor) or any(group.get(n) for n in ("differentiable", "capturable", "amsgrad")):
+        return None
+    sign = -1.0 if group["maximize"] else 1.0
+    if rule == "adamw":
+        return group["lr"], *group["betas"], group["eps"], group["weight_decay"], sign
+    nesterov = float(group["nesterov"])
+    return group["lr"], group["momentum"], group["dampening"], group["weight_decay"], nesterov, sign
+
+
+def _state(rule: Rule, group: dict[str, Any], held: dict[str, Any]) -> tuple[Tensor, ...] | None:
+    """None: there is none yet."""
+    names = ("exp_avg", "exp_avg_sq", "step") if rule == "adamw" else ("momentum_buffer",) if group["momentum"] else ()
+    state = tuple(held.get(name) for name in names)
+    return None if any(x is None for x in state) else state  # pyright: ignore[reportReturnType]
+
+
+def _is_plain(p: Tensor, gradient: Tensor, state: Sequence[Tensor]) -> bool:
+    """Whether all of it lies on one device, value by value."""
+    if is_sharded(p) or gradient.layout != torch.strided or gradient.dtype != p.dtype:
+        return False
+    return p.is_contiguous() and gradient.is_contiguous() and all(x.device == p.device for x in state)
