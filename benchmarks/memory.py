@@ -2,54 +2,60 @@
 
 python benchmarks/memory.py --size 2.7b --save           # on a CUDA device
 python benchmarks/memory.py --size 20m --threads 1       # on a CPU: times alone
+python benchmarks/memory.py --methods adamw,sparse-5,adamw-8bit,galore,apollo-mini,badam --steps 200 --repeats 3
 
-Each method runs in a process of its own. Memory is the peak of torch.cuda.max_memory_allocated over a run with two
-anchors, four micro-batches a step and clipping. Time is the mean over `--steps` steps with one anchor.
+Methods: adamw; sparse-P and sparse-top-P (P % of the entries, at random or by their gradient); lora-R (rank R); the
+rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0, the SparseAdamW of that release, if that is
+what is imported: PYTHONPATH=<checkout of 0.1.0>/src python benchmarks/memory.py --methods adamw,0.1.0
+
+Each method runs in a process of its own; with --repeats they take turns. An anchor is a step that makes a new selection
+or projection (galore, apollo-mini: every 200 steps), or changes blocks (badam: every 100). Times are of `--steps` steps
+after a warm-up. For sparse training and 0.1.0 one of them is an anchor, and the warm-up had some, which compiled their
+kernels; for the others as many are as their own periods bring. `anchors` is how many, `anchor_ms` the slowest of them,
+and `first_ms` the very first step, at which galore makes its first projections. Memory is the peak of
+torch.cuda.max_memory_allocated since the model was made; the last steps are with new selections, `micro_batches` and
+clipping (`clipped`), where the method can have them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import gpt
 import torch
-from record import save
 from torch import Tensor, nn
 
 import spidersilk as silk
 
 METHODS = ("adamw", "in-backward", "sparse-5", "sparse-1", "sparse-top-5", "lora-16")
+RELEASE = "0.1.0"
+WARM_UP = 5
 
 
-def sparse(model: nn.Module, k1: float, k2: float, inner: int, lr: float) -> silk.SparseAdamW:
-    seed = torch.Generator().manual_seed(0)
-    fused = next(model.parameters()).is_cuda
-    return silk.SparseAdamW(model, lr, k1, k2, inner_steps=inner, fused=fused, generator=seed)
+class Release:
+    """SparseAdamW of release 0.1.0, which wants a closure; a loop is an anchor and `inner_steps - 1` small steps."""
 
+    def __init__(self, model: nn.Module, lr: float, inner: int):
+        seed = torch.Generator().manual_seed(0)
+        given: dict[str, Any] = {"k1": 0.05, "anchor_move": "selected", "generator": seed}
+        self.optimizer: Any = silk.SparseAdamW(model.parameters(), lr, **given)
+        self.inner_steps, self.age = inner, 0  # small steps, the anchor included, since the last one began
 
-class InBackward:
-    """AdamW stepped inside backward: one optimizer for each parameter, gradients freed at once."""
+    def step(self, closure: Callable[[], Tensor]) -> None:
+        self.age %= self.inner_steps
+        self.optimizer.step(closure, anchor=self.age == 0)
+        self.age += 1
 
-    def __init__(self, model: nn.Module, lr: float):
-        fused = next(model.parameters()).is_cuda
-        for p in model.parameters():
-            optimizer = torch.optim.AdamW([p], lr, fused=fused)
-
-            def hook(p: Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
-                optimizer.step()
-                p.grad = None
-
-            p.register_post_accumulate_grad_hook(hook)
-
-    def step(self) -> None: ...
-
-    def zero_grad(self) -> None: ...
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
 
 
 class Lora(nn.Module):
@@ -73,68 +79,178 @@ def lora(model: nn.Module, rank: int, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr, fused=trained[0].is_cuda)
 
 
+def sparse(model: nn.Module, method: str, lr: float, inner: int) -> Any:
+    share = float(method.split("-")[-1]) / 100
+    k1, k2 = (share, 0.0) if "top" in method else (0.0, share)
+    seed = torch.Generator().manual_seed(0)
+    fused = next(model.parameters()).is_cuda
+    return silk.SparseAdamW(model, lr, k1, k2, inner_steps=inner, fused=fused, generator=seed)
+
+
 def make(method: str, model: nn.Module, inner: int) -> Any:
     lr = 1e-4
     if method == "adamw":
         return torch.optim.AdamW(model.parameters(), lr, fused=next(model.parameters()).is_cuda)
-    if method == "in-backward":
-        return InBackward(model, lr)
+    if method == RELEASE:
+        return Release(model, lr, inner)
     if method.startswith("lora"):
         return lora(model, int(method.split("-")[1]), lr)
-    share = float(method.split("-")[-1]) / 100
-    return sparse(model, share if "top" in method else 0.0, 0.0 if "top" in method else share, inner, lr)
+    if method.startswith("sparse"):
+        return sparse(model, method, lr, inner)
+    return rivals().make(method, model, lr)
+
+
+def rivals() -> Any:
+    """The module of rivals, which release 0.1.0 does not have."""
+    from spidersilk.lab import peers
+
+    return peers
+
+
+def refusal(method: str) -> str | None:
+    """Why a method cannot run here, in one line."""
+    release = silk.__version__ == RELEASE
+    if method == RELEASE and not release:
+        return f"0.1.0 needs that release, and spidersilk is {silk.__version__}: PYTHONPATH=<checkout of 0.1.0>/src"
+    if method in ("adamw", RELEASE) or re.fullmatch(r"lora-[1-9]\d*", method):
+        return None
+    if release:
+        return f"{method} is not in spidersilk 0.1.0: run it without PYTHONPATH to that release"
+    share = re.fullmatch(r"sparse-(?:top-)?(\d+(?:\.\d+)?)", method)
+    if share:
+        return None if 0 < float(share[1]) <= 100 else f"{method}: {share[1]} % must be above 0 and at most 100"
+    if method not in rivals().PEERS:
+        known = ", ".join(["adamw", "sparse-P", "sparse-top-P", "lora-R", *rivals().PEERS, RELEASE])
+        return f"there is no method {method!r}; there are {known}"
+    try:
+        rivals().check(method)
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+class Run:
+    """One method on one model: steps, their times, and which of them were anchors."""
+
+    def __init__(self, given: argparse.Namespace):
+        self.method, self.device = given.one, given.device
+        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        self.model = gpt.make(given.size, self.device, dtype, not given.no_checkpointing)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        generator = torch.Generator().manual_seed(1)
+        shape = (given.sequences, given.length + 1)
+        self.tokens = torch.randint(self.model.vocabulary, shape, generator=generator).to(self.device)
+        torch.manual_seed(given.seed)
+        self.optimizer = make(self.method, self.model, 2)
+        self.peer = None if silk.__version__ == RELEASE else rivals().PEERS.get(self.method)
+        whole = self.peer is None or self.peer.whole_gradients
+        self.micro, self.clips = 4 if whole else 1, whole and self.method != RELEASE
+        self.updates = 0
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def step(self, micro: int = 1, clip: bool = False) -> None:
+        def evaluate() -> Tensor:
+            losses = []
+            for _ in range(micro):
+                loss = self.model(self.tokens) / micro
+                loss.backward()
+                losses.append(loss.detach())
+            return torch.stack(losses).sum()
+
+        if self.method == RELEASE:
+            self.optimizer.step(evaluate)
+        else:
+            evaluate()
+            if clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+
+    def timed(self) -> tuple[float, bool]:
+        """Milliseconds of a step, and whether it was an anchor."""
+        start = time.perf_counter()
+        self.step()
+        self.wait()
+        return 1e3 * (time.perf_counter() - start), self.was_anchor()
+
+    def was_anchor(self) -> bool:
+        """Whether the last step was one. A selection by the gradient is made when the next gradient arrives."""
+        if self.peer is not None:
+            return bool(self.peer.every) and (self.updates - 1) % self.peer.every == self.peer.at
+        by_gradient = "top" in self.method or self.method == RELEASE
+        return hasattr(self.optimizer, "age") and self.optimizer.age == (1 if by_gradient else 0)
+
+    @property
+    def anchor_every(self) -> int | None:
+        return getattr(self.optimizer, "inner_steps", None) if self.peer is None else self.peer.every or None
+
+    def renew_every(self, steps: int) -> None:
+        if hasattr(self.optimizer, "inner_steps"):
+            self.optimizer.inner_steps = steps
 
 
 def run_one(given: argparse.Namespace) -> dict[str, Any]:
-    device = given.device
     if given.threads:
         torch.set_num_threads(given.threads)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = gpt.make(given.size, device, dtype, not given.no_checkpointing)
-    count = sum(p.numel() for p in model.parameters())
-    wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(model.vocabulary, (given.sequences, given.length + 1), generator=generator).to(device)
-    optimizer = make(given.one, model, given.steps)
-
-    def step(micro: int, clip: bool) -> None:
-        for _ in range(micro):
-            (model(tokens) / micro).backward()
-        if clip and given.one != "in-backward":
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for _ in range(5):
-        step(1, False)
-    wait()
-    times = []
-    for _ in range(given.steps):  # with one anchor
-        start = time.perf_counter()
-        step(1, False)
-        wait()
-        times.append(time.perf_counter() - start)
-    result: dict[str, Any] = {"method": given.one, "parameters": count, "mean_ms": 1e3 * sum(times) / len(times)}
-    result |= {"median_ms": 1e3 * sorted(times)[len(times) // 2], "slowest_ms": 1e3 * max(times)}
+    run = Run(given)
+    first, _ = run.timed()
+    for _ in range(WARM_UP - 1):
+        run.timed()
+    run.renew_every(given.steps)
+    steps = [run.timed() for _ in range(given.steps)]
+    times, anchors = [ms for ms, _ in steps], [ms for ms, anchor in steps if anchor]
+    result: dict[str, Any] = {"method": given.one, "parameters": run.parameters, "mean_ms": sum(times) / len(times)}
+    result |= {"median_ms": median(times), "slowest_ms": max(times), "first_ms": first}
+    result |= {"anchors": len(anchors), "anchor_ms": max(anchors, default=None), "anchor_every": run.anchor_every}
     start = time.perf_counter()
     for _ in range(10):  # as a training loop runs, without a wait at each step
-        step(1, False)
-    wait()
+        run.step()
+    run.wait()
     result["free_ms"] = 1e2 * (time.perf_counter() - start)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        micro = 1 if given.one == "in-backward" else 4
-        if hasattr(optimizer, "inner_steps"):
-            optimizer.inner_steps = 2
-        for _ in range(5):  # two anchors
-            step(micro, True)
-        wait()
+    run.renew_every(2)
+    for _ in range(5):
+        run.step(run.micro, run.clips)
+    result |= {"micro_batches": run.micro, "clipped": run.clips}
+    if given.device == "cuda":
+        run.wait()
         peak = torch.cuda.max_memory_allocated()
-        result |= {"peak_gib": peak / 2**30, "bytes_per_parameter": peak / count, "micro_batches": micro}
+        result |= {"peak_gib": peak / 2**30, "bytes_per_parameter": peak / run.parameters}
     return result
 
 
-def main() -> None:
+def table(results: list[dict[str, Any]]) -> str:
+    """For each method medians over repeats, and of its ratios to AdamW in the same repeat the median and range."""
+    adamw = {run["repeat"]: run for run in results if run["method"] == "adamw"}
+
+    def ratio(runs: list[dict[str, Any]], name: str) -> str:
+        ratios = [run[name] / adamw[run["repeat"]][name] for run in runs if run["repeat"] in adamw]
+        return f"{median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})" if ratios else "-"
+
+    def middle(runs: list[dict[str, Any]], name: str) -> str:
+        values = [run[name] for run in runs if run.get(name) is not None]
+        return "-" if not values else f"{median(values):g}" if name == "anchors" else f"{median(values):.2f}"
+
+    names = ("mean_ms", "median_ms", "anchors", "anchor_ms", "peak_gib", "bytes_per_parameter")
+    rows = [["method", "runs", *names[:2], "mean / AdamW's", "median / AdamW's", *names[2:]]]
+    for method in dict.fromkeys(run["method"] for run in results):
+        runs = [run for run in results if run["method"] == method]
+        values = [middle(runs, name) for name in names]
+        rows.append([method, str(len(runs)), *values[:2], ratio(runs, names[0]), ratio(runs, names[1]), *values[2:]])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    missed = {run["method"]: run["anchor_every"] for run in results if run["anchor_every"] and not run["anchors"]}
+    lines += [
+        f"{method}: its anchors, every {every} steps, are not in mean_ms: --steps {every} has one"
+        for method, every in missed.items()
+    ]
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=gpt.SIZES, default="tiny")
     parser.add_argument("--sequences", type=int, default=1)
@@ -147,23 +263,47 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)  # the repeat: badam's order of blocks
     given = parser.parse_args()
+    if given.steps < 2:
+        raise SystemExit(f"error: --steps {given.steps} must be at least 2: one of them is an anchor")
+    if given.save and silk.__version__ == RELEASE:
+        raise SystemExit("error: --save does not work with spidersilk 0.1.0: keep the lines that are printed")
+    return given
+
+
+def main() -> None:
+    given = arguments()
     if given.one:
-        print("RESULT " + json.dumps(run_one(given)), flush=True)
+        try:
+            print("RESULT " + json.dumps(run_one(given)), flush=True)
+        except ImportError as error:
+            raise SystemExit(str(error)) from error
         return
+    methods = given.methods.split(",")
+    refused = {method: line for method in methods if (line := refusal(method))}
+    for line in refused.values():
+        print("error:", line, flush=True)
     results: list[dict[str, Any]] = []
+    failed = False
     for repeat in range(given.repeats):
-        for method in given.methods.split(","):
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", method]
+        for method in (method for method in methods if method not in refused):
+            command = [sys.executable, __file__, *sys.argv[1:], "--one", method, "--seed", str(repeat)]
             done = subprocess.run(command, capture_output=True, text=True)
             lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-            print(given.size, given.sequences, repeat, lines[0] if lines else done.stderr[-1500:], flush=True)
+            failed |= not lines
+            shown = lines[0] if lines else f"error: {method}: {done.stderr[-1500:]}"
+            print(given.size, given.sequences, repeat, shown, flush=True)
             results += [{"repeat": repeat, **json.loads(line)} for line in lines]
-    if given.save:
+    print(table(results), flush=True)
+    if given.save and results:
+        from record import save
+
         kept = {name: getattr(given, name) for name in ("size", "sequences", "length", "steps", "device")}
         figures = kept | {"checkpointing": not given.no_checkpointing, "runs": results}
         size = given.size.replace(".", "_")
         save(f"memory_{size}_{given.sequences}_{given.device}", [0], figures)
+    raise SystemExit(1 if refused or failed else 0)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,17 @@ SOURCE = Path(silk.__file__).parent
 # From top to bottom. Files beside the folders come first, but for those that gather names for users, which come last.
 ORDER = ("checks", "find_modules", "kernels", "operator", "reference", "parallel", "distributed", "loop", "variance",
          "sparse", "theory", "__init__", "lab")  # fmt: skip
-LAB = ("messages", "yaml_text", "settings", "data", "tasks", "run", "experiments", "report")  # then the command line
+LAB = (
+    "messages",
+    "yaml_text",
+    "settings",
+    "peers",
+    "data",
+    "tasks",
+    "run",
+    "experiments",
+    "report",
+)  # then the command line
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -7,7 +7,19 @@ from pathlib import Path
 
 import spidersilk
 
-ORDER = ["messages", "yaml_text", "settings", "data", "tasks", "run", "experiments", "report", "commands", "cli"]
+ORDER = [
+    "messages",
+    "yaml_text",
+    "settings",
+    "peers",
+    "data",
+    "tasks",
+    "run",
+    "experiments",
+    "report",
+    "commands",
+    "cli",
+]
 LAB = Path(spidersilk.__file__).parent / "lab"
 
 
