@@ -5,8 +5,8 @@ python benchmarks/memory.py --size 20m --threads 1       # on a CPU: times alone
 python benchmarks/memory.py --methods adamw,sparse-5,adamw-8bit,galore,apollo-mini,badam --steps 200 --repeats 3
 
 Methods: adamw; sparse-P and sparse-top-P (P % of the entries, at random or by their gradient); lora-R (rank R); the
-rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0, the SparseAdamW of that release, if that is
-what is imported: PYTHONPATH=<checkout of 0.1.0>/src python benchmarks/memory.py --methods adamw,0.1.0
+rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0, the SparseAdamW of that release, found by
+--release <checkout of 0.1.0>/src.
 
 Each method runs in a process of its own; with --repeats they take turns. An anchor is a step that makes a new selection
 or projection (galore, apollo-mini: every 200 steps), or changes blocks (badam: every 100). Times are of `--steps` steps
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -107,15 +108,12 @@ def rivals() -> Any:
     return peers
 
 
-def refusal(method: str) -> str | None:
+def refusal(method: str, release: str | None = None) -> str | None:
     """Why a method cannot run here, in one line."""
-    release = silk.__version__ == RELEASE
     if method == RELEASE and not release:
-        return f"0.1.0 needs that release, and spidersilk is {silk.__version__}: PYTHONPATH=<checkout of 0.1.0>/src"
+        return "0.1.0 needs that release: --release <checkout of 0.1.0>/src"
     if method in ("adamw", RELEASE) or re.fullmatch(r"lora-[1-9]\d*", method):
         return None
-    if release:
-        return f"{method} is not in spidersilk 0.1.0: run it without PYTHONPATH to that release"
     share = re.fullmatch(r"sparse-(?:top-)?(\d+(?:\.\d+)?)", method)
     if share:
         return None if 0 < float(share[1]) <= 100 else f"{method}: {share[1]} % must be above 0 and at most 100"
@@ -261,14 +259,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--once", default="", help="further methods, which run in the first repeat alone")
+    parser.add_argument("--release", help="folder with the package spidersilk of release 0.1.0")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)  # the repeat: badam's order of blocks
     given = parser.parse_args()
     if given.steps < 2:
         raise SystemExit(f"error: --steps {given.steps} must be at least 2: one of them is an anchor")
-    if given.save and silk.__version__ == RELEASE:
-        raise SystemExit("error: --save does not work with spidersilk 0.1.0: keep the lines that are printed")
     return given
 
 
@@ -280,16 +278,17 @@ def main() -> None:
         except ImportError as error:
             raise SystemExit(str(error)) from error
         return
-    methods = given.methods.split(",")
-    refused = {method: line for method in methods if (line := refusal(method))}
+    methods, once = given.methods.split(","), [method for method in given.once.split(",") if method]
+    refused = {method: line for method in methods + once if (line := refusal(method, given.release))}
     for line in refused.values():
         print("error:", line, flush=True)
     results: list[dict[str, Any]] = []
     failed = False
     for repeat in range(given.repeats):
-        for method in (method for method in methods if method not in refused):
+        for method in (m for m in methods + (once if repeat == 0 else []) if m not in refused):
             command = [sys.executable, __file__, *sys.argv[1:], "--one", method, "--seed", str(repeat)]
-            done = subprocess.run(command, capture_output=True, text=True)
+            environment = os.environ | ({"PYTHONPATH": given.release} if method == RELEASE else {})
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
             lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
             failed |= not lines
             shown = lines[0] if lines else f"error: {method}: {done.stderr[-1500:]}"

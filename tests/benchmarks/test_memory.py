@@ -9,10 +9,8 @@ import memory
 import pytest
 import torch
 
-import spidersilk as silk
-
 REFUSED = [
-    ("0.1.0", "0.1.0 needs that release, and spidersilk is"),
+    ("0.1.0", "0.1.0 needs that release: --release"),
     ("galor", "there is no method 'galor'; there are adamw, sparse-P"),
     ("lora-0", "there is no method 'lora-0'"),
     ("sparse-0", "sparse-0: 0 % must be above 0 and at most 100"),
@@ -34,13 +32,8 @@ def test_what_needs_no_package_is_not_refused(method: str) -> None:
     assert memory.refusal(method) is None
 
 
-def test_with_the_release_only_its_methods_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silk, "__version__", "0.1.0")
-    assert [memory.refusal(method) for method in ("0.1.0", "adamw", "lora-16")] == [None] * 3
-    assert "sparse-5 is not in spidersilk 0.1.0" in str(memory.refusal("sparse-5"))
-    monkeypatch.setattr(sys, "argv", ["memory.py", "--save"])
-    with pytest.raises(SystemExit, match="--save does not work with spidersilk"):
-        memory.arguments()
+def test_the_release_is_found_by_its_folder() -> None:
+    assert memory.refusal("0.1.0", "somewhere/src") is None
 
 
 def given(method: str, steps: int = 6) -> argparse.Namespace:
