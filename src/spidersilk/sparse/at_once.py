@@ -34,17 +34,19 @@ def steps_of(base: Optimizer, entries_of: Callable[[Tensor], Entries | None]) ->
         return None
     steps: list[Step] = []
     for group in base.param_groups:
-        numbers = _numbers(rule, group)
+        numbers, names = _numbers(rule, group), _names(rule, group)
         if numbers is None:
             return None
         for p in group["params"]:
-            if p.grad is None:
+            gradient = p.grad
+            if gradient is None:
                 continue
-            state = _state(rule, group, base.state.get(p, {}))
-            if state is None or not _is_plain(p, p.grad, state):
+            held = base.state.get(p, {})
+            state = tuple([held.get(name) for name in names])
+            if not _is_plain(p, gradient, state):
                 return None
-            steps.append(Step(p, p.grad, state, entries_of(p), numbers))
-    return (rule, steps) if len({given.param.device for given in steps}) == 1 else None
+            steps.append(Step(p, gradient, state, entries_of(p), numbers))
+    return (rule, steps) if len({given.param.get_device() for given in steps}) == 1 else None
 
 
 def arguments_for(base_class: type[Optimizer], params: Sequence[Tensor], given: dict[str, Any]) -> dict[str, Any]:
@@ -66,15 +68,18 @@ def _numbers(rule: Rule, group: dict[str, Any]) -> tuple[float, ...] | None:
     return group["lr"], group["momentum"], group["dampening"], group["weight_decay"], nesterov, sign
 
 
-def _state(rule: Rule, group: dict[str, Any], held: dict[str, Any]) -> tuple[Tensor, ...] | None:
-    """None: there is none yet."""
-    names = ("exp_avg", "exp_avg_sq", "step") if rule == "adamw" else ("momentum_buffer",) if group["momentum"] else ()
-    state = tuple(held.get(name) for name in names)
-    return None if any(x is None for x in state) else state  # pyright: ignore[reportReturnType]
+def _names(rule: Rule, group: dict[str, Any]) -> tuple[str, ...]:
+    """Of the state, the count of steps last."""
+    if rule == "adamw":
+        return "exp_avg", "exp_avg_sq", "step"
+    return ("momentum_buffer",) if group["momentum"] else ()
 
 
-def _is_plain(p: Tensor, gradient: Tensor, state: Sequence[Tensor]) -> bool:
-    """Whether all of it lies on one device, value by value."""
-    if is_sharded(p) or gradient.layout != torch.strided or gradient.dtype != p.dtype:
-        return False
-    return p.is_contiguous() and gradient.is_contiguous() and all(x.device == p.device for x in state)
+def _is_plain(p: Tensor, gradient: Tensor, state: Sequence[Tensor | None]) -> bool:
+    """Whether all of it is there, on one device, value by value."""
+    device = p.get_device()
+    for x in state:
+        if x is None or x.get_device() != device:
+            return False
+    plain = gradient.dtype == p.dtype and p.is_contiguous() and gradient.is_contiguous()
+    return plain and gradient.layout == torch.strided and not is_sharded(p)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spidersilk.kernels.interface import Entries, Kernels, Seed
 from spidersilk.operator.counts import Count, counts_within
-from spidersilk.sparse.sharded import as_parameter, counts_of, local
+from spidersilk.sparse.sharded import as_parameter, counts_of, is_sharded, local
 from spidersilk.variance.compact import is_second_moment
 from spidersilk.variance.flat import is_dense
 
@@ -36,11 +36,12 @@ class Compact:
     Its size never changes. `is_due`: the next gradient that arrives decides on new indices.
     """
 
-    def __init__(self, number: int, weight: Tensor, k1: Count, k2: Count):
+    def __init__(self, number: int, weight: Tensor, k1: Count, k2: Count, kernels: Kernels):
         part = local(weight)
         size = part.numel()
         self.number, self.weight, self.flat = number, weight, as_vector(part)
-        self.kind = part.device, part.dtype
+        self.kind, self.kernels = (part.device, part.dtype), kernels
+        self._stride, self._is_sharded = part.stride(), is_sharded(weight)
         self.index_dtype = torch.int32 if size < 2**31 else torch.int64
         self.is_whole = is_trained_whole(weight, k1, k2)
         self.k1, self.k2 = (size, 0) if self.is_whole else counts_of(weight, k1, k2)
@@ -65,7 +66,8 @@ class Compact:
             moved = addresses[1] != self._addresses[1] or (part.device, part.dtype) != self.kind
             if moved or not is_dense(part):
                 raise RuntimeError(CHANGED)
-            self.flat, self._addresses, self._entries = as_vector(part), addresses, None
+            self.flat, self._stride, self._addresses = as_vector(part), part.stride(), addresses
+            self._entries = None
         if self._entries is None or self._entries.indices is not self.indices:
             assert self.indices is not None
             self._entries = Entries(self.flat, self.indices, self.values)
@@ -76,14 +78,14 @@ class Compact:
         self.indices = indices.to(self.index_dtype)
         self.values.copy_(self.flat[indices])
 
-    def draw(self, seed: Seed, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
+    def draw(self, seed: Seed, state: MutableMapping[str, Any]) -> None:
         """Choose all entries at random, which needs no gradient."""
         if not self.values.numel():
             self.show(torch.empty(0, dtype=torch.int64, device=self.flat.device))  # a part without rows
         else:
-            self._change(kernels.select(self.flat, 0, self.k1 + self.k2, seed)[1], kernels, state)
+            self._change(self.kernels.select(self.flat, 0, self.k1 + self.k2, seed)[1], state)
 
-    def choose(self, gradient: Tensor, seed: Seed, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
+    def choose(self, gradient: Tensor, seed: Seed, state: MutableMapping[str, Any]) -> None:
         """Choose the k1 entries with the largest gradient, and k2 others at random."""
         self.is_due = False
         if not self.values.numel():
@@ -91,10 +93,10 @@ class Compact:
         gradient = as_vector(gradient)
         if gradient.device.type == "cpu" and not bool(gradient.isfinite().all()):
             gradient = gradient.nan_to_num()
-        top, random = kernels.select(gradient, self.k1, self.k2, seed)
-        self._change(torch.cat([top, random]).sort().values if self.k2 else top, kernels, state)
+        top, random = self.kernels.select(gradient, self.k1, self.k2, seed)
+        self._change(torch.cat([top, random]).sort().values if self.k2 else top, state)
 
-    def _change(self, indices: Tensor, kernels: Kernels, state: MutableMapping[str, Any]) -> None:
+    def _change(self, indices: Tensor, state: MutableMapping[str, Any]) -> None:
         """Stand for other entries. What stays selected keeps its value and its `state`.
 
         For what enters, a momentum starts at 0, and a second moment at the mean of those that the weight has so far.
@@ -104,24 +106,37 @@ class Compact:
             self.show(indices)
             return
         new, held = indices.to(self.index_dtype), torch.empty_like(self.values)
-        kernels.take(self.flat, new, held, False)
+        self.kernels.take(self.flat, new, held, False)
         of_entries = {n: local(x).view(-1) for n, x in state.items() if isinstance(x, Tensor) and n != "step"}
         kept = {name: x for name, x in of_entries.items() if x.shape == self.values.shape}
         entering = [x.mean() if is_second_moment(name) else x.new_zeros(()) for name, x in kept.items()]
         targets = [self.values, *kept.values()]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-            targets, kernels.carry(old, new, targets, [held, *entering])
+            targets, self.kernels.carry(old, new, targets, [held, *entering])
         )
         self.indices = new
 
-    def collect(self, gradient: Tensor, kernels: Kernels) -> None:
+    def arrived(self) -> Tensor | None:
+        """The gradient that the weight has, which it then has no more, laid out as the weight is."""
+        gradient, self.weight.grad = self.weight.grad, None
+        if gradient is None:
+            return None
+        if gradient.requires_grad:
+            gradient = gradient.detach()
+        gradient = local(gradient) if self._is_sharded else gradient
+        if gradient.layout == torch.strided and gradient.stride() == self._stride:
+            return gradient
+        like = torch.empty_like(local(self.weight), dtype=gradient.dtype, requires_grad=False)
+        return like.copy_(gradient.to_dense() if gradient.layout != torch.strided else gradient)
+
+    def collect(self, gradient: Tensor) -> None:
         """Add a gradient of the weight, at the indices, to that of `param`."""
         assert self.indices is not None
         old = self.param.grad
         total = torch.empty_like(self.values) if old is None else local(old).view(-1)
-        kernels.take(gradient, self.indices, total, old is not None)
+        self.kernels.take(gradient, self.indices, total, old is not None)
         if old is None:
-            self.param.grad = self.as_parameter(total)
+            self.param.grad = self.as_parameter(total) if self._is_sharded else total
 
     def as_parameter(self, values: Tensor) -> Tensor:
         """One value for each selected entry as the base and checkpoints see it: sharded, if the weight is."""
@@ -135,12 +150,3 @@ def master_dtype(weight: Tensor) -> torch.dtype:
 def as_vector(tensor: Tensor) -> Tensor:
     """A view of all entries, in the order in which they lie in memory; they must fill it, each once."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
-
-
-def laid_out_like(gradient: Tensor, weight: Tensor) -> Tensor:
-    """A gradient with its entries in the order of its weight's, in memory."""
-    if gradient.layout == torch.strided and gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight, dtype=gradient.dtype, requires_grad=False).copy_(
-        gradient.to_dense() if gradient.layout != torch.strided else gradient
-    )

@@ -19,8 +19,8 @@ from spidersilk.operator.counts import Count, check_count
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Group, Share, Traffic
 from spidersilk.sparse import at_once, saved, together
-from spidersilk.sparse.compact import Compact, laid_out_like
-from spidersilk.sparse.sharded import local, rank_of, ranks_of
+from spidersilk.sparse.compact import Compact
+from spidersilk.sparse.sharded import rank_of, ranks_of
 from spidersilk.sparse.weights import Weights
 from spidersilk.variance.saving import Saves
 
@@ -162,17 +162,15 @@ class Sparse(Saves):
 
     def _collect(self, compact: Compact) -> None:
         """Read a gradient that has arrived at the selected entries, and free it."""
-        weight, kernels = compact.weight, self._weights.kernels(compact)
-        gradient, weight.grad = weight.grad, None
+        gradient = compact.arrived()
         if gradient is None:
             return
-        gradient = laid_out_like(local(gradient.detach()), local(weight))
         if compact.is_due:
             with torch.no_grad():
                 chosen_by = gradient.clone() if self._workers.world > 1 else gradient
                 together.average(self._workers, [chosen_by], self._share or self._workers.share(None, None))
-                compact.choose(chosen_by, self._seed(compact), kernels, self.state.get(compact.param, {}))
-        compact.collect(gradient, kernels)
+                compact.choose(chosen_by, self._seed(compact), self.state.get(compact.param, {}))
+        compact.collect(gradient)
 
     def _seed(self, compact: Compact) -> int:
         """Of the present selection, for one weight, or this rank's part of it."""
@@ -195,8 +193,7 @@ class Sparse(Saves):
             compact.param.grad = None  # it was of other entries
             compact.is_due = compact.chooses
             if not compact.chooses or compact.indices is None:
-                state = self.state.get(compact.param, {})
-                compact.draw(self._seed(compact), self._weights.kernels(compact), state)
+                compact.draw(self._seed(compact), self.state.get(compact.param, {}))
 
     # A step.
 

@@ -57,10 +57,9 @@ class Weights:
         if not is_dense(part) or (whole and part.dtype not in HALVES):
             self.k += part.numel()
             return weight
-        compact = Compact(len(self.by_param), weight, k1, k2)
+        compact = Compact(len(self.by_param), weight, k1, k2, self._kernels_for(part))
         self.k += compact.values.numel()
         self.by_param[compact.param] = compact
-        self._kernels[compact.kind] = backends.find(self._backend, [compact.kind])
         heard = self._collect
 
         def arrived(_: Tensor) -> None:
@@ -75,8 +74,11 @@ class Weights:
         _TRAINED[weight] = weakref.ref(self)
         return compact.param
 
-    def kernels(self, compact: Compact) -> Kernels:
-        return self._kernels[compact.kind]
+    def _kernels_for(self, part: Tensor) -> Kernels:
+        kind = part.device, part.dtype
+        if kind not in self._kernels:
+            self._kernels[kind] = backends.find(self._backend, [kind])
+        return self._kernels[kind]
 
     @property
     def first_kernels(self) -> Kernels | None:

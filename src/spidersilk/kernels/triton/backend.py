@@ -11,7 +11,7 @@ from torch import Tensor
 from spidersilk.kernels.interface import Entries, Flag, Outcome, Rule, Seed, Step, Tensors, Update
 from spidersilk.kernels.plain import PLAIN
 from spidersilk.kernels.triton import entries, plan, vectors
-from spidersilk.kernels.triton.steps import StepTable, dtypes_of
+from spidersilk.kernels.triton.steps import StepTable, dtypes_of, rows_of
 
 
 class TritonKernels:
@@ -80,9 +80,9 @@ class TritonKernels:
         for given in steps:
             by_dtypes[dtypes_of(given)].append(given)
         for dtypes, alike in by_dtypes.items():
-            table = self._steps.get(dtypes)
-            if table is None or not table.is_of(alike):
-                table = self._steps[dtypes] = StepTable(alike)
+            table, rows = self._steps.get(dtypes), rows_of(alike)
+            if table is None or table.rows != rows:
+                table = self._steps[dtypes] = StepTable(alike, rows)
             table.go(rule, alike)
 
     def _through(self, parts: Sequence[Entries], write: bool) -> None:
@@ -90,7 +90,7 @@ class TritonKernels:
         for dtype in dict.fromkeys(part.indices.dtype for part in parts):
             alike = [part for part in parts if part.indices.dtype == dtype]
             table = self._entries.get(dtype)
-            if table is None or not table.is_of(alike):
+            if table is None or table.addresses != entries.addresses_of(alike):
                 table = self._entries[dtype] = entries.EntryTable(alike)
             table.go(write)
 

@@ -6,7 +6,6 @@ indices and masters, and how many entries there are; another says for each tile 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -122,24 +121,27 @@ def tiles_of(sizes: Sequence[int], tile: int) -> np.ndarray:
 
 
 class EntryTable:
-    """The tables of a list of entries, of one device and one dtype each of weights, indices and masters."""
+    """The tables of a list of entries, of one device and one dtype each of weights, indices and masters.
+
+    It holds addresses and no tensors, or those that nobody else needs any more would stay.
+    """
 
     def __init__(self, parts: Sequence[Entries]):
-        self.parts = parts  # so that the addresses stay theirs
+        self.addresses = addresses_of(parts)
         weight, indices, master = parts[0]
         device = weight.device
         counts = [part.indices.numel() for part in parts]
         self.tiles = torch.from_numpy(tiles_of(counts, TILE)).to(device)
-        addresses = np.array([[tensor.data_ptr() for tensor in part] for part in parts], np.int64)
-        self.table = torch.from_numpy(np.column_stack([addresses, counts])).to(device)
+        self.table = torch.from_numpy(np.column_stack([np.array(self.addresses, np.int64), counts])).to(device)
         self.like = tuple(tensor[:0] for tensor in (weight.new_empty(1), indices.new_empty(1), master.new_empty(1)))
         self.kinds = weight.dtype, indices.dtype, master.dtype, weight.get_device()
-
-    def is_of(self, parts: Sequence[Entries]) -> bool:
-        return len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
 
     def go(self, write: bool) -> None:
         programs = len(self.tiles)
         if programs:
             key, options = ("through", write, programs, self.kinds), {"WRITE": write, "TILE": TILE}
             launch(key, through, programs, (self.tiles, self.table, *self.like), (), lambda: options)
+
+
+def addresses_of(parts: Sequence[Entries]) -> list[tuple[int, ...]]:
+    return [(weight.data_ptr(), indices.data_ptr(), master.data_ptr()) for weight, indices, master in parts]

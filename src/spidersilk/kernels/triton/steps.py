@@ -8,7 +8,6 @@ which numbers (the step size and so on) are whose, and these.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -97,23 +96,13 @@ def step(
 class StepTable:
     """The table of parameters whose weights, indices and values are each of one dtype, on one device."""
 
-    def __init__(self, steps: Sequence[Step]):
-        self._held = _held(steps)  # so that the addresses stay theirs
-        param, device = steps[0].param, steps[0].param.device
-        rows = []
-        for given in steps:
-            addresses = [0, 0] if given.entries is None else [t.data_ptr() for t in given.entries[:2]]
-            state = [t.data_ptr() for t in given.state]
-            rows.append([*addresses, given.param.data_ptr(), *state, *[0] * (3 - len(state)), given.param.numel()])
+    def __init__(self, steps: Sequence[Step], rows: list[list[int]]):
+        self.rows = rows
+        device, dtypes = steps[0].param.device, dtypes_of(steps[0])
         self._table = torch.tensor(rows, dtype=torch.int64).to(device)
         self._tiles = torch.from_numpy(tiles_of([given.param.numel() for given in steps], TILE)).to(device)
-        weight, indices = dtypes_of(steps[0])[:2]
-        self._like = tuple(torch.empty(0, dtype=t, device=device) for t in (weight, indices, param.dtype))
-        self._kinds = weight, indices, param.dtype, param.get_device()
-
-    def is_of(self, steps: Sequence[Step]) -> bool:
-        held = _held(steps)
-        return len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+        self._like = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in dtypes)
+        self._kinds = *dtypes, steps[0].param.get_device()
 
     def go(self, rule: Rule, steps: Sequence[Step]) -> None:
         programs = len(self._tiles)
@@ -141,5 +130,11 @@ def dtypes_of(given: Step) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     return given.entries.weight.dtype, given.entries.indices.dtype, given.param.dtype
 
 
-def _held(steps: Sequence[Step]) -> list[object]:
-    return [held for given in steps for held in (given.param, given.entries, *given.state)]
+def rows_of(steps: Sequence[Step]) -> list[list[int]]:
+    """Of the table: addresses and no tensors, or those that nobody else needs any more would stay."""
+    rows = []
+    for param, _, state, entries, _ in steps:
+        copied = (0, 0) if entries is None else (entries.weight.data_ptr(), entries.indices.data_ptr())
+        held = [x.data_ptr() for x in state] + [0] * (3 - len(state))
+        rows.append([*copied, param.data_ptr(), *held, param.numel()])
+    return rows
