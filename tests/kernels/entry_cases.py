@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -44,29 +45,79 @@ def check_take(kernels: Kernels, device: str, dtype: torch.dtype, size: int, k: 
     assert torch.equal(first, table.t().reshape(-1)[[1, 7]].to(first.dtype))
 
 
-def check_through(kernels: Kernels, device: str, dtype: torch.dtype) -> None:
-    """Several weights, masters that agree, that differ in what rounding drops, and that are not what a weight holds."""
+GROUPS = [
+    ((6, 5), 1),
+    ((40, 70), 1),
+    ((30, 8), 0),
+    ((4, 6, 3, 2), 1),
+]  # shapes, and which dimension is selected from
+
+
+def grouped(shape: tuple[int, ...], dimension: int, device: str, dtype: torch.dtype, seed: int) -> Entries:
+    """Some groups of a weight: columns, rows, input channels; every second one lies in memory the other way round."""
+    numel, n = math.prod(shape), shape[dimension]
+    weight = normal(numel, device, dtype, seed).view(shape)
+    if seed % 2 and len(shape) == 2:
+        weight = weight.t().contiguous().t()
+    view = weight.view(math.prod(shape[:dimension]), n, math.prod(shape[dimension + 1 :]))
+    indices = some(n, (n + 2) // 3, device, seed)
+    return Entries(view, indices, view[:, indices.long()].to(master_of(dtype)).contiguous())
+
+
+def some_parts(device: str, dtype: torch.dtype) -> list[Entries]:
+    """Entries and groups."""
     parts = []
     for number, (size, k) in enumerate(SIZES):
         weight, indices = normal(size, device, dtype, number), some(size, k, device, number)
-        master = weight[indices.long()].to(master_of(dtype))
+        parts.append(Entries(weight, indices, weight[indices.long()].to(master_of(dtype))))
+    return parts + [grouped(*group, device, dtype, number) for number, group in enumerate(GROUPS)]
+
+
+def check_groups(kernels: Kernels, device: str, dtype: torch.dtype) -> None:
+    """Groups are taken, and carried over from one selection to the next."""
+    for seed, group in enumerate(GROUPS):
+        part, other = grouped(*group, device, dtype, seed), some(group[0][group[1]], 2, device, 9)
+        out = torch.full_like(part.master, torch.nan)
+        kernels.take(part.weight, part.indices, out, False)
+        assert torch.equal(out, part.master)
+        kernels.take(part.weight, part.indices, out, True)
+        assert torch.equal(out, part.master + part.master)
+        held, mean = (
+            part.weight[:, other.long()].to(part.master.dtype),
+            torch.tensor(0.5, device=device).to(part.master),
+        )
+        taken, state = kernels.carry(part.indices, other, [part.master + 1, part.master], [held, mean])
+        places = {index: place for place, index in enumerate(part.indices.tolist())}
+        for at, index in enumerate(other.tolist()):
+            stays = index in places
+            assert torch.equal(taken[:, at], part.master[:, places[index]] + 1 if stays else held[:, at])
+            kept = part.master[:, places[index]] if stays else torch.full_like(held[:, at], 0.5)
+            assert torch.equal(state[:, at], kept)
+
+
+def check_through(kernels: Kernels, device: str, dtype: torch.dtype) -> None:
+    """Several weights, masters that agree, that differ in what rounding drops, and that are not what a weight holds."""
+    parts = some_parts(device, dtype)
+    for part in parts:
         if dtype == torch.bfloat16:
-            master = master * (1 + 2**-12)
-        master[::3] = normal(len(master[::3]), device, master.dtype, 9)
-        parts.append(Entries(weight, indices, master))
-    wanted = [master.clone() for _, _, master in parts]
+            part.master.mul_(1 + 2**-12)
+        some_of = part.master.view(-1)[::3]
+        some_of.copy_(normal(len(some_of), device, part.master.dtype, 9))
+    wanted = [part.master.clone() for part in parts]
     PLAIN.refresh([Entries(weight, indices, new) for (weight, indices, _), new in zip(parts, wanted, strict=True)])
     kernels.refresh(parts)
     for (weight, indices, master), new in zip(parts, wanted, strict=True):
         assert torch.equal(master, new)
-        assert torch.equal(master.to(dtype), weight[indices.long()])
-        master.copy_(normal(len(master), device, master.dtype, 5))
+        assert torch.equal(master.to(dtype), weight.index_select(weight.dim() // 2, indices))
+        master.copy_(normal(master.numel(), device, master.dtype, 5).view(master.shape))
     before = [weight.clone() for weight, _, _ in parts]
     kernels.write_through(parts)
     for (weight, indices, master), old in zip(parts, before, strict=True):
-        assert torch.equal(weight[indices.long()], master.to(dtype))
-        others = torch.ones(len(weight), dtype=torch.bool, device=device).index_fill_(0, indices.long(), False)
-        assert torch.equal(weight[others], old[others])
+        dim = weight.dim() // 2
+        assert torch.equal(weight.index_select(dim, indices), master.to(dtype))
+        others = [i for i in range(weight.shape[dim]) if i not in set(indices.tolist())]
+        left = torch.tensor(others, dtype=torch.int64, device=device)
+        assert torch.equal(weight.index_select(dim, left), old.index_select(dim, left))
 
 
 OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
@@ -85,10 +136,7 @@ def check_step(
     """One pass is refresh, torch's step and write_through, over two groups; one weight is trained as it is."""
 
     def build() -> tuple[list[Entries], torch.optim.Optimizer]:
-        parts = []
-        for number, (size, k) in enumerate(SIZES):
-            weight, indices = normal(size, device, dtype, number), some(size, k, device, number)
-            parts.append(Entries(weight, indices, weight[indices.long()].to(master_of(dtype))))
+        parts = some_parts(device, dtype)
         params = [part.master for part in parts] + [normal(300, device, master_of(dtype), 7)]
         groups = [{"params": params[:2], "lr": 0.1}, {"params": params[2:], "lr": 0.02}]
         return parts, kind(groups, **options)
@@ -98,9 +146,10 @@ def check_step(
     for turn in range(4):
         for optimizer in (base, wanted):
             for number, p in enumerate(q for group in optimizer.param_groups for q in group["params"]):
-                p.grad = normal(p.numel(), device, p.dtype, 100 * turn + number)
+                p.grad = normal(p.numel(), device, p.dtype, 100 * turn + number).view(p.shape)
         if turn == 2:  # somebody changes weights
             parts[3].weight[::2] = wanted_parts[3].weight[::2] = 0.75
+            parts[5].weight[::2] = wanted_parts[5].weight[::2] = 0.75
         PLAIN.refresh(wanted_parts)
         wanted.step()
         PLAIN.write_through(wanted_parts)
@@ -116,7 +165,7 @@ def check_step(
     tolerance = 1e-13 if dtype == torch.float64 else 3e-6
     same = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
     for part in parts:
-        assert torch.equal(part.weight[part.indices.long()], part.master.to(dtype))
+        assert torch.equal(part.weight.index_select(part.weight.dim() // 2, part.indices), part.master.to(dtype))
     for p, q in zip(base.state, wanted.state, strict=True):
         same(p, q)
         for name in [name for name, value in base.state[p].items() if isinstance(value, Tensor)]:

@@ -460,6 +460,7 @@ def test_single_entries(backend: str, dtype: torch.dtype) -> None:
         entry_cases.check_take(kernels, "cuda", dtype, size, k)
         entry_cases.check_carry(kernels, "cuda", entry_cases.master_of(dtype), size, k)
     entry_cases.check_through(kernels, "cuda", dtype)
+    entry_cases.check_groups(kernels, "cuda", dtype)
 
 
 @pytest.mark.parametrize("dtype", [*entry_cases.DTYPES, torch.float16])

@@ -30,3 +30,8 @@ def test_refresh_and_write_through(kernels: Kernels, dtype: torch.dtype) -> None
 @pytest.mark.parametrize(("size", "k"), entry_cases.SIZES)
 def test_carry(kernels: Kernels, dtype: torch.dtype, size: int, k: int) -> None:
     entry_cases.check_carry(kernels, "cpu", dtype, size, k)
+
+
+@pytest.mark.parametrize("dtype", entry_cases.DTYPES)
+def test_groups(kernels: Kernels, dtype: torch.dtype) -> None:
+    entry_cases.check_groups(kernels, "cpu", dtype)

@@ -365,6 +365,7 @@ def test_entries_are_taken_and_carried(dtype: torch.dtype, size: int, k: int) ->
     kernels = TritonKernels()
     entry_cases.check_take(kernels, "cpu", dtype, size, k)
     entry_cases.check_carry(kernels, "cpu", entry_cases.master_of(dtype), size, k)
+    entry_cases.check_groups(kernels, "cpu", dtype)
 
 
 @pytest.mark.parametrize(

@@ -78,14 +78,14 @@ class Update:
 
 
 class Entries(NamedTuple):
-    """Some entries of a weight, and a copy of them that is trained in their place."""
+    """A part of a weight, and a copy of it that is trained in its place: single entries, or whole groups of them."""
 
     weight: Tensor
-    """A view of it as a vector."""
+    """A view of it: a vector of its entries; or [outer, groups, inner], with any strides."""
     indices: Tensor
-    """Ascending, int32 or int64."""
+    """Of entries or groups; ascending, int32 or int64."""
     master: Tensor
-    """One value for each index, of the weight's dtype or a wider one."""
+    """The selected values, of the weight's dtype or a wider one: a vector, or [outer, selected groups, inner]."""
 
 
 class Step(NamedTuple):
@@ -140,10 +140,11 @@ class Kernels(Protocol):
         """Do all of an update in as few passes over the vectors as the backend can."""
         ...
 
-    def take(self, vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
-        """out := the vector's entries at `indices`, in the dtype of `out`; with `add`, they are added to it.
+    def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+        """out := the source's entries at `indices`, in the dtype of `out`; with `add`, they are added to it.
 
-        `vector` may be any tensor whose entries fill a block of memory: they count in the order in which they lie.
+        `source` may be any tensor whose entries fill a block of memory: they count in the order in which they lie. If
+        `out` is [outer, selected groups, inner], the source is [outer, groups, inner].
         """
         ...
 
@@ -151,7 +152,7 @@ class Kernels(Protocol):
         """For each of `values`, which belong to the indices `old`: those of the indices `new`.
 
         An index that is not among the old ones gets what is `entering`: one number, or a value for each of `new`. Both
-        lists of indices ascend.
+        lists of indices ascend. Values are vectors, or [outer, selected groups, inner].
         """
         ...
 

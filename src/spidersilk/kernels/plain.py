@@ -50,28 +50,34 @@ class PlainKernels:
             update.remember(update)
         return Outcome(finite)
 
-    def take(self, vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
-        flat = vector.detach().as_strided((vector.numel(),), (1,))
-        values = flat.index_select(0, indices).to(out.dtype)
-        if add:
-            out.add_(values)
-        else:
-            out.copy_(values)
+    def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+        view = source.detach() if is_grouped(out) else source.detach().as_strided((source.numel(),), (1,))
+        taken = view.index_select(out.dim() // 2, indices).to(out.dtype)
+        out.add_(taken) if add else out.copy_(taken)
 
     def carry(self, old: Tensor, new: Tensor, values: Sequence[Tensor], entering: Sequence[Tensor]) -> list[Tensor]:
         place = torch.searchsorted(old, new).clamp_(max=max(old.numel() - 1, 0))
         stays = old[place] == new
-        return [torch.where(stays, value[place], other) for value, other in zip(values, entering, strict=True)]
+        carried = []
+        for value, other in zip(values, entering, strict=True):
+            kept = value.index_select(value.dim() // 2, place)
+            carried.append(torch.where(stays.view(-1, 1) if is_grouped(value) else stays, kept, other))
+        return carried
 
     def refresh(self, parts: Sequence[Entries]) -> None:
         for weight, indices, master in parts:
-            held = weight.index_select(0, indices)
+            held = weight.index_select(weight.dim() // 2, indices)
             same = (master.to(held.dtype) == held) | (held.isnan() & master.isnan())
             master.copy_(torch.where(same, master, held.to(master.dtype)))
 
     def write_through(self, parts: Sequence[Entries]) -> None:
         for weight, indices, master in parts:
-            weight.index_copy_(0, indices.long(), master.to(weight.dtype))
+            weight.index_copy_(weight.dim() // 2, indices.long(), master.to(weight.dtype))
+
+
+def is_grouped(values: Tensor) -> bool:
+    """Whether they are [outer, groups, inner], whose middle dimension is selected from, and no vector of entries."""
+    return values.dim() == 3
 
 
 PLAIN = PlainKernels()

@@ -19,7 +19,7 @@ from torch import Tensor
 from spidersilk.kernels.interface import Entries, Form, Outcome, Seed, Tensors, Update
 from spidersilk.kernels.numba import entries, selection, updates
 from spidersilk.kernels.numba.scalars import BIN_BITS, BLOCK
-from spidersilk.kernels.plain import PLAIN
+from spidersilk.kernels.plain import PLAIN, is_grouped
 
 PARALLEL_FROM = 1 << 20
 BINS = 1 << BIN_BITS
@@ -122,21 +122,28 @@ class NumbaKernels:
         )  # fmt: skip
         return Outcome(all(finite), made, counts[0] if len(counts) == 1 else counts.sum(axis=0, dtype=np.int64))
 
-    def take(self, vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
-        flat = vector.detach().as_strided((vector.numel(),), (1,))
+    def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+        if is_grouped(out):
+            PLAIN.take(source, indices, out, add)
+            return
+        flat = source.detach().as_strided((source.numel(),), (1,))
         _share(entries.take, _ranges(indices.numel()), _array(flat), _array(indices), _array(out), add)
 
     carry = PLAIN.carry
 
     def refresh(self, parts: Sequence[Entries]) -> None:
-        for weight, indices, master in parts:
-            arrays = _array(weight), _array(indices), _array(master)
-            _share(entries.refresh, _ranges(indices.numel()), *arrays)
+        for part in parts:
+            if is_grouped(part.master):
+                PLAIN.refresh([part])
+            else:
+                _share(entries.refresh, _ranges(part.indices.numel()), *map(_array, part))
 
     def write_through(self, parts: Sequence[Entries]) -> None:
-        for weight, indices, master in parts:
-            arrays = _array(weight), _array(indices), _array(master)
-            _share(entries.write, _ranges(indices.numel()), *arrays)
+        for part in parts:
+            if is_grouped(part.master):
+                PLAIN.write_through([part])
+            else:
+                _share(entries.write, _ranges(part.indices.numel()), *map(_array, part))
 
 
 def _mark_top(bits: np.ndarray, k: int, hint: object) -> np.ndarray:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from spidersilk.kernels.interface import Entries, Flag, Outcome, Rule, Seed, Step, Tensors, Update
-from spidersilk.kernels.plain import PLAIN
+from spidersilk.kernels.plain import PLAIN, is_grouped
 from spidersilk.kernels.triton import entries, plan, vectors
-from spidersilk.kernels.triton.steps import StepTable, dtypes_of, rows_of
+from spidersilk.kernels.triton.steps import StepTable, kinds_of, rows_of
 
 
 class TritonKernels:
@@ -21,8 +22,8 @@ class TritonKernels:
     refuses_non_finite = False
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[torch.dtype, ...], StepTable] = {}
-        self._entries: dict[torch.dtype, entries.EntryTable] = {}
+        self._steps: dict[entries.Kinds, StepTable] = {}
+        self._entries: dict[entries.Kinds, entries.EntryTable] = {}
         self._tables: dict[tuple[str, tuple[int, ...], torch.device], vectors.FlatTensors] = {}
 
     def select(self, memory: Tensor, k1: int, k2: int, seed: Seed, hint: object = None) -> tuple[Tensor, Tensor]:
@@ -62,11 +63,11 @@ class TritonKernels:
             gradients = self._move(update, update.rates[0], flag.raised)
         return Outcome(update.flag is not None or not bool(flag.raised), gradients)
 
-    def take(self, vector: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
-        entries.take_entries(vector, indices, out, add)
+    def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
+        (PLAIN.take if is_grouped(out) else entries.take_entries)(source, indices, out, add)
 
     def carry(self, old: Tensor, new: Tensor, values: Sequence[Tensor], entering: Sequence[Tensor]) -> list[Tensor]:
-        return entries.carry_values(old, new, values, entering)
+        return (PLAIN.carry if is_grouped(values[0]) else entries.carry_values)(old, new, values, entering)
 
     def refresh(self, parts: Sequence[Entries]) -> None:
         self._through(parts, False)
@@ -75,23 +76,18 @@ class TritonKernels:
         self._through(parts, True)
 
     def step(self, rule: Rule, steps: Sequence[Step]) -> None:
-        """One launch for all parameters whose weights, indices and values are of the same dtypes."""
-        by_dtypes: dict[tuple[torch.dtype, ...], list[Step]] = defaultdict(list)
-        for given in steps:
-            by_dtypes[dtypes_of(given)].append(given)
-        for dtypes, alike in by_dtypes.items():
-            table, rows = self._steps.get(dtypes), rows_of(alike)
+        """One launch for all parameters of one kind."""
+        for kinds, alike in _by(kinds_of, steps).items():
+            table, rows = self._steps.get(kinds), rows_of(alike)
             if table is None or table.rows != rows:
-                table = self._steps[dtypes] = StepTable(alike, rows)
+                table = self._steps[kinds] = StepTable(alike, rows)
             table.go(rule, alike)
 
     def _through(self, parts: Sequence[Entries], write: bool) -> None:
-        """One launch for all weights whose indices are of one dtype."""
-        for dtype in dict.fromkeys(part.indices.dtype for part in parts):
-            alike = [part for part in parts if part.indices.dtype == dtype]
-            table = self._entries.get(dtype)
-            if table is None or table.addresses != entries.addresses_of(alike):
-                table = self._entries[dtype] = entries.EntryTable(alike)
+        for kinds, alike in _by(entries.dtypes_of, parts).items():
+            table, rows = self._entries.get(kinds), list(map(entries.row_of, alike))
+            if table is None or table.rows != rows:
+                table = self._entries[kinds] = entries.EntryTable(alike, rows)
             table.go(write)
 
     def _move(self, update: Update, rate: float, flag: Tensor) -> list[Tensor]:
@@ -107,3 +103,13 @@ class TritonKernels:
         if key not in self._tables:
             self._tables[key] = vectors.FlatTensors(sizes, device)
         return self._tables[key]
+
+
+T = TypeVar("T")
+
+
+def _by(kinds: Callable[[T], entries.Kinds], things: Sequence[T]) -> dict[entries.Kinds, list[T]]:
+    found: dict[entries.Kinds, list[T]] = defaultdict(list)
+    for thing in things:
+        found[kinds(thing)].append(thing)
+    return found

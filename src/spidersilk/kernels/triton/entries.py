@@ -1,7 +1,7 @@
 """Triton kernels for single entries of weights and their gradients, and their launches.
 
-One launch goes over the entries of many weights: a table on the device has for each weight its address, those of its
-indices and masters, and how many entries there are; another says for each tile of entries which weight it belongs to.
+One launch goes over the copied parts of many weights: a table on the device has a row for each, with addresses and
+sizes; another says for each tile of values which part it belongs to.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spidersilk.kernels.interface import Entries
+from spidersilk.kernels.plain import is_grouped
 from spidersilk.kernels.triton.launch import ceil_div, launch
 
 TILE = 1024
@@ -62,21 +63,41 @@ def bring(place_ptr, value_ptr, entering_ptr, out_ptr, k, ONE: tl.constexpr, TIL
     tl.store(out_ptr + at, tl.where(stays, value, other), mask=mask)
 
 
+COLUMNS: tl.constexpr = tl.constexpr(9)  # of a table that says where copies come from
+
+
+@triton.jit
+def origin(row, place, mask, indices_ptr, GROUPED: tl.constexpr):
+    """Where in its weight each value of a copy comes from, in entries from the weight's beginning.
+
+    A row of the table has the weight's address, that of the indices, the copy's, how many values that has; and if these
+    are groups: how many are selected, entries inside, and three strides of the weight.
+    """
+    indices = tl.load(row + 1).to(indices_ptr.dtype)
+    if GROUPED:
+        inner, within = tl.load(row + 5), tl.load(row + 4)
+        group = place // inner
+        index = tl.load(indices + group % within, mask=mask, other=0).to(tl.int64)
+        outside = group // within * tl.load(row + 6)
+        at = outside + index * tl.load(row + 7) + place % inner * tl.load(row + 8)
+    else:
+        at = tl.load(indices + place, mask=mask, other=0).to(tl.int64)
+    return at
+
+
 @triton.jit
 def through(
-    tiles_ptr, table_ptr, weight_ptr, indices_ptr, master_ptr, WRITE: tl.constexpr, TILE: tl.constexpr
+    tiles_ptr, table_ptr, weight_ptr, indices_ptr, master_ptr, WRITE: tl.constexpr, GROUPED: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Write masters to weights; or let masters that are not what the weights hold, rounded, become that.
 
-    The last three pointers say which dtypes there are; a row of the table is weight, indices, masters, count.
+    The last three pointers say which dtypes there are.
     """
-    weight = tl.load(tiles_ptr + 2 * tl.program_id(0))
-    at = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1)
-    row = table_ptr + 4 * weight
-    place = at + tl.arange(0, TILE)
+    row = table_ptr + COLUMNS * tl.load(tiles_ptr + 2 * tl.program_id(0))
+    place = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, TILE)
     mask = place < tl.load(row + 3)
-    index = tl.load(tl.load(row + 1).to(indices_ptr.dtype) + place, mask=mask, other=0).to(tl.int64)
-    entry = tl.load(row).to(weight_ptr.dtype) + index
+    entry = tl.load(row).to(weight_ptr.dtype) + origin(row, place, mask, indices_ptr, GROUPED)
     masters = tl.load(row + 2).to(master_ptr.dtype) + place
     master = tl.load(masters, mask=mask, other=0)
     rounded = master.to(weight_ptr.dtype.element_ty)
@@ -126,22 +147,32 @@ class EntryTable:
     It holds addresses and no tensors, or those that nobody else needs any more would stay.
     """
 
-    def __init__(self, parts: Sequence[Entries]):
-        self.addresses = addresses_of(parts)
-        weight, indices, master = parts[0]
-        device = weight.device
-        counts = [part.indices.numel() for part in parts]
-        self.tiles = torch.from_numpy(tiles_of(counts, TILE)).to(device)
-        self.table = torch.from_numpy(np.column_stack([np.array(self.addresses, np.int64), counts])).to(device)
-        self.like = tuple(tensor[:0] for tensor in (weight.new_empty(1), indices.new_empty(1), master.new_empty(1)))
-        self.kinds = weight.dtype, indices.dtype, master.dtype, weight.get_device()
+    def __init__(self, parts: Sequence[Entries], rows: list[list[int]]):
+        self.rows = rows
+        device = parts[0].weight.device
+        self._tiles = torch.from_numpy(tiles_of([part.master.numel() for part in parts], TILE)).to(device)
+        self._table = torch.tensor(rows, dtype=torch.int64).to(device)
+        self._kinds = dtypes_of(parts[0])
+        self._like = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in self._kinds[:3])
 
     def go(self, write: bool) -> None:
-        programs = len(self.tiles)
+        programs = len(self._tiles)
         if programs:
-            key, options = ("through", write, programs, self.kinds), {"WRITE": write, "TILE": TILE}
-            launch(key, through, programs, (self.tiles, self.table, *self.like), (), lambda: options)
+            key = "through", write, programs, self._kinds, self._table.get_device()
+            options = {"WRITE": write, "GROUPED": self._kinds[3], "TILE": TILE}
+            launch(key, through, programs, (self._tiles, self._table, *self._like), (), lambda: options)
 
 
-def addresses_of(parts: Sequence[Entries]) -> list[tuple[int, ...]]:
-    return [(weight.data_ptr(), indices.data_ptr(), master.data_ptr()) for weight, indices, master in parts]
+Kinds = tuple[torch.dtype, torch.dtype, torch.dtype, bool]
+
+
+def dtypes_of(part: Entries) -> Kinds:
+    """Of weight, indices and master, and whether they are groups: parts with the same can share a table."""
+    return part.weight.dtype, part.indices.dtype, part.master.dtype, is_grouped(part.master)
+
+
+def row_of(part: Entries) -> list[int]:
+    """Of a table; see `origin`."""
+    weight, indices, master = part
+    row = [weight.data_ptr(), indices.data_ptr(), master.data_ptr(), master.numel()]
+    return [*row, *master.shape[1:], *weight.stride()] if is_grouped(master) else [*row, 0, 0, 0, 0, 0]

@@ -1,8 +1,8 @@
 """SGD's and AdamW's step on many parameters in one Triton launch, with what comes before and after it.
 
-A table on the device has a row for each parameter: the addresses of its weight (0: none), indices, values, state and
-count of steps, and how many values there are. What changes at each step is sent along: the addresses of the gradients,
-which numbers (the step size and so on) are whose, and these.
+A table on the device has a row for each parameter: where its values come from (`entries.origin`; the weight's address
+is 0 for one that is no copy), then the addresses of its state and of the count of steps. What changes at each step is
+sent along: the addresses of the gradients, which numbers (the step size and so on) are whose, and these.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 
 from spidersilk.kernels.interface import Rule, Step
-from spidersilk.kernels.triton.entries import tiles_of
+from spidersilk.kernels.triton.entries import Kinds, dtypes_of, origin, row_of, tiles_of
 from spidersilk.kernels.triton.launch import launch
 
 TILE = 1024
-COLUMNS: tl.constexpr = tl.constexpr(7)  # of the table
+ROW: tl.constexpr = tl.constexpr(12)  # columns of the table: those of `entries.origin`, and three for state
 NUMBERS: tl.constexpr = tl.constexpr(8)  # for each group
 
 
@@ -66,29 +66,29 @@ def _adamw(x, g, numbers, average_at, square_at, count_at, place, mask, like_ptr
 
 @triton.jit(do_not_specialize=["count"])
 def step(
-    tiles_ptr, table_ptr, sent_ptr, weight_ptr, indices_ptr, value_ptr, count, ADAMW: tl.constexpr, TILE: tl.constexpr
+    tiles_ptr, table_ptr, sent_ptr, weight_ptr, indices_ptr, value_ptr, count, ADAMW: tl.constexpr,
+    GROUPED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one of `count` parameters. The last three pointers say which dtypes there are."""
     number = tl.load(tiles_ptr + 2 * tl.program_id(0))
     place = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, TILE)
-    row = table_ptr + COLUMNS * number
+    row = table_ptr + ROW * number
     numbers = sent_ptr + 2 * count + NUMBERS * tl.load(sent_ptr + count + number)
-    mask = place < tl.load(row + 6)
+    mask = place < tl.load(row + 3)
     values = tl.load(row + 2).to(value_ptr.dtype) + place
     x = tl.load(values, mask=mask, other=0)
     g = tl.load(tl.load(sent_ptr + number).to(value_ptr.dtype) + place, mask=mask, other=0)
     weight = tl.load(row)
     copied = mask & (weight != 0)
-    index = tl.load(tl.load(row + 1).to(indices_ptr.dtype) + place, mask=copied, other=0).to(tl.int64)
-    entry = weight.to(weight_ptr.dtype) + index
+    entry = weight.to(weight_ptr.dtype) + origin(row, place, copied, indices_ptr, GROUPED)
     held = tl.load(entry, mask=copied, other=0)
     x = tl.where(copied & (x.to(held.dtype) != held), held.to(x.dtype), x)
     if ADAMW:
         x = _adamw(
-            x, g, numbers, tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), place, mask, value_ptr
+            x, g, numbers, tl.load(row + 9), tl.load(row + 10), tl.load(row + 11), place, mask, value_ptr
         )  # fmt: skip
     else:
-        x = _sgd(x, g, numbers, tl.load(row + 3), place, mask, value_ptr)
+        x = _sgd(x, g, numbers, tl.load(row + 9), place, mask, value_ptr)
     tl.store(values, x, mask=mask)
     tl.store(entry, x.to(held.dtype), mask=copied)
 
@@ -98,11 +98,10 @@ class StepTable:
 
     def __init__(self, steps: Sequence[Step], rows: list[list[int]]):
         self.rows = rows
-        device, dtypes = steps[0].param.device, dtypes_of(steps[0])
+        device, self._kinds = steps[0].param.device, kinds_of(steps[0])
         self._table = torch.tensor(rows, dtype=torch.int64).to(device)
         self._tiles = torch.from_numpy(tiles_of([given.param.numel() for given in steps], TILE)).to(device)
-        self._like = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in dtypes)
-        self._kinds = *dtypes, steps[0].param.get_device()
+        self._like = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in self._kinds[:3])
 
     def go(self, rule: Rule, steps: Sequence[Step]) -> None:
         programs = len(self._tiles)
@@ -119,22 +118,21 @@ class StepTable:
         gradients = [given.gradient.data_ptr() for given in steps]
         sent = np.concatenate([np.array([gradients, whose], np.int64).ravel(), numbers.ravel().view(np.int64)])
         tensors = self._tiles, self._table, torch.from_numpy(sent).to(self._table.device, non_blocking=True)
-        key, options = ("step", rule, programs, self._kinds), {"ADAMW": rule == "adamw", "TILE": TILE}
+        key = "step", rule, programs, self._kinds, self._table.get_device()
+        options = {"ADAMW": rule == "adamw", "GROUPED": self._kinds[3], "TILE": TILE}
         launch(key, step, programs, (*tensors, *self._like), (len(steps),), lambda: options)
 
 
-def dtypes_of(given: Step) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """Of weight, indices and values: parameters with the same can share a table."""
-    if given.entries is None:
-        return given.param.dtype, torch.int32, given.param.dtype
-    return given.entries.weight.dtype, given.entries.indices.dtype, given.param.dtype
+def kinds_of(given: Step) -> Kinds:
+    """Parameters with the same can share a table."""
+    dtype = given.param.dtype
+    return (dtype, torch.int32, dtype, False) if given.entries is None else dtypes_of(given.entries)
 
 
 def rows_of(steps: Sequence[Step]) -> list[list[int]]:
     """Of the table: addresses and no tensors, or those that nobody else needs any more would stay."""
     rows = []
     for param, _, state, entries, _ in steps:
-        copied = (0, 0) if entries is None else (entries.weight.data_ptr(), entries.indices.data_ptr())
-        held = [x.data_ptr() for x in state] + [0] * (3 - len(state))
-        rows.append([*copied, param.data_ptr(), *held, param.numel()])
+        copied = [0, 0, param.data_ptr(), param.numel(), 0, 0, 0, 0, 0] if entries is None else row_of(entries)
+        rows.append(copied + [x.data_ptr() for x in state] + [0] * (3 - len(state)))
     return rows
