@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spidersilk.kernels.interface import Entries, Kernels
 from spidersilk.kernels.plain import PLAIN
-from spidersilk.sparse import at_once
+from spidersilk.sparse import bases
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 SIZES = [(1, 1), (50, 7), (2500, 2500), (3000, 1300)]
@@ -160,7 +160,7 @@ def check_step(
             for state in base.state.values():
                 state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor)})
             continue
-        rule, steps = at_once.steps_of(base, by_master.get)
+        rule, steps = bases.steps_of(base, by_master.get)
         kernels.step(rule, steps)
     tolerance = 1e-13 if dtype == torch.float64 else 3e-6
     same = functools.partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""The selected entries of one weight, and the small parameter that is trained in their place."""
+"""The selected part of one weight, and the small parameter that is trained in its place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spidersilk.kernels.interface import Entries, Kernels, Seed
 from spidersilk.operator.counts import Count, counts_within
-from spidersilk.sparse.sharded import as_parameter, counts_of, is_sharded, local
+from spidersilk.sparse.sharded import as_listed, as_parameter, counts_of, is_sharded, local
 from spidersilk.variance.compact import is_second_moment
 from spidersilk.variance.flat import is_dense
 
@@ -21,100 +21,138 @@ CHANGED = (
     "first, then make the optimizer"
 )
 SMALL = 1 << 16  # entries of a vector (a norm, a bias) that is trained whole
+DECAY = 0.5  # weight of the newest norms in the scores of groups
 
 
-def is_trained_whole(weight: Tensor, k1: Count, k2: Count) -> bool:
+def is_trained_whole(weight: Tensor, k1: Count, k2: Count, dimension: int | None) -> bool:
     """Whether all of its entries are trained: it is a small vector, or k is all of it."""
-    return (weight.dim() < 2 and weight.numel() <= SMALL) or sum(
-        counts_within(k1, k2, weight.numel())
-    ) == weight.numel()
+    n = weight.numel() if dimension is None else weight.shape[dimension]
+    return (weight.dim() < 2 and weight.numel() <= SMALL) or sum(counts_within(k1, k2, n)) == n
 
 
 class Compact:
-    """`param` holds the entries of `weight` at `indices`, in float32 where the weight is in half precision.
+    """`param` holds the selected part of `weight`, in float32 where the weight is in half precision.
 
-    Its size never changes. `is_due`: the next gradient that arrives decides on new indices.
+    Selected are single entries (`dimension` None), or groups of them: indices along a dimension. `indices` says which;
+    it is one tensor for good, whose values change. `is_due`: the next gradient that arrives decides on new ones.
+    `is_dense`: a whole gradient is wanted, for that decision, until the next step.
     """
 
-    def __init__(self, number: int, weight: Tensor, k1: Count, k2: Count, kernels: Kernels):
+    def __init__(
+        self, number: int, weight: Tensor, k1: Count, k2: Count, kernels: Kernels, dimension: int | None = None
+    ):
         part = local(weight)
-        size = part.numel()
-        self.number, self.weight, self.flat = number, weight, as_vector(part)
-        self.kind, self.kernels = (part.device, part.dtype), kernels
-        self._stride, self._is_sharded = part.stride(), is_sharded(weight)
-        self.index_dtype = torch.int32 if size < 2**31 else torch.int64
-        self.is_whole = is_trained_whole(weight, k1, k2)
-        self.k1, self.k2 = (size, 0) if self.is_whole else counts_of(weight, k1, k2)
-        self.values = torch.zeros(self.k1 + self.k2, dtype=master_dtype(part), device=part.device)
-        of_row = math.prod(weight.shape[1:])
-        self._width = of_row if self.is_whole else sum(counts_within(k1, k2, of_row))
+        self.number, self.weight, self.kernels = number, weight, kernels
+        self.is_whole = is_trained_whole(weight, k1, k2, dimension)
+        self.dimension = None if self.is_whole else dimension
+        self.view = self._view_of(part)
+        self.kind, self._stride, self._is_sharded = (part.device, part.dtype), part.stride(), is_sharded(weight)
+        self._shape, options = self._measure(k1, k2), {"dtype": master_dtype(part), "device": part.device}
+        self.values = torch.zeros(self._shape, **options)
         self.param = nn.Parameter(self.as_parameter(self.values))
-        self.indices: Tensor | None = None
+        self.indices = torch.zeros(self.k, dtype=torch.int32 if self.n < 2**31 else torch.int64, device=part.device)
+        self.scores: Tensor | None = None  # of groups: how large their gradients have been
         self._entries: Entries | None = None  # while they are the same
         self._addresses = part.data_ptr(), self.values.data_ptr()
         self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
-        self.is_due = self.chooses
+        self.is_due = self.is_dense = self.chooses
+        self.is_selected = False
         if self.is_whole:
-            self.show(torch.arange(size, device=part.device))
+            self.show(torch.arange(self.n, device=part.device))
+
+    def _view_of(self, tensor: Tensor) -> Tensor:
+        """Its entries as a vector, in the order in which they lie in memory; or as [outer, groups, inner]."""
+        if self.dimension is None:
+            return as_vector(tensor)
+        shape = tensor.shape
+        before, after = math.prod(shape[: self.dimension]), math.prod(shape[self.dimension + 1 :])
+        return tensor.detach().view(before, shape[self.dimension], after)
+
+    def _measure(self, k1: Count, k2: Count) -> tuple[int, ...]:
+        """How many entries or groups there are, and are selected; the shape of the selected values."""
+        self.n = self.view.shape[self.view.dim() // 2]
+        if self.dimension is not None:
+            self.k1, self.k2 = counts_within(k1, k2, self.n)
+        else:
+            self.k1, self.k2 = (self.n, 0) if self.is_whole else counts_of(self.weight, k1, k2)
+        self.k = self.k1 + self.k2
+        of_row = math.prod(self.weight.shape[1:])
+        self._width = of_row if self.is_whole else sum(counts_within(k1, k2, of_row))
+        if self.dimension is None:
+            return (self.k,)
+        outer, _, inner = self.view.shape
+        self._width = self.k * inner
+        return outer, self.k, inner
+
+    @property
+    def what(self) -> str:
+        """What is selected."""
+        return "entries" if self.dimension is None else "groups"
 
     @property
     def entries(self) -> Entries:
-        """With the weight where it is now. The same object, as long as nothing is elsewhere."""
+        """With the weight where it is now."""
         part = local(self.weight)
         addresses = part.data_ptr(), local(self.param).data_ptr()
         if addresses != self._addresses:
             moved = addresses[1] != self._addresses[1] or (part.device, part.dtype) != self.kind
             if moved or not is_dense(part):
                 raise RuntimeError(CHANGED)
-            self.flat, self._stride, self._addresses = as_vector(part), part.stride(), addresses
+            self.view, self._stride, self._addresses = self._view_of(part), part.stride(), addresses
             self._entries = None
-        if self._entries is None or self._entries.indices is not self.indices:
-            assert self.indices is not None
-            self._entries = Entries(self.flat, self.indices, self.values)
+        if self._entries is None:
+            self._entries = Entries(self.view, self.indices, self.values)
         return self._entries
 
     def show(self, indices: Tensor) -> None:
-        """Stand for these entries, as the weight holds them."""
-        self.indices = indices.to(self.index_dtype)
-        self.values.copy_(self.flat[indices])
+        """Stand for these, as the weight holds them."""
+        self.indices.copy_(indices)
+        self.kernels.take(self.view, self.indices, self.values, False)
+        self.is_selected = True
 
     def draw(self, seed: Seed, state: MutableMapping[str, Any]) -> None:
-        """Choose all entries at random, which needs no gradient."""
+        """Choose all at random, which needs no gradient."""
         if not self.values.numel():
-            self.show(torch.empty(0, dtype=torch.int64, device=self.flat.device))  # a part without rows
-        else:
-            self._change(self.kernels.select(self.flat, 0, self.k1 + self.k2, seed)[1], state)
+            self.is_selected = True  # a part without rows
+            return
+        among = self.view if self.dimension is None else self.values.new_zeros(self.n)
+        self._change(self.kernels.select(among, 0, self.k, seed)[1], state)
 
     def choose(self, gradient: Tensor, seed: Seed, state: MutableMapping[str, Any]) -> None:
-        """Choose the k1 entries with the largest gradient, and k2 others at random."""
+        """Choose the k1 with the largest gradient (groups: on average so far), and k2 others at random."""
         self.is_due = False
         if not self.values.numel():
             return
-        gradient = as_vector(gradient)
-        if gradient.device.type == "cpu" and not bool(gradient.isfinite().all()):
-            gradient = gradient.nan_to_num()
-        top, random = self.kernels.select(gradient, self.k1, self.k2, seed)
+        size = as_vector(gradient) if self.dimension is None else self._scored(self._view_of(gradient))
+        if size.device.type == "cpu" and not bool(size.isfinite().all()):
+            size = size.nan_to_num()
+        top, random = self.kernels.select(size, self.k1, self.k2, seed)
         self._change(torch.cat([top, random]).sort().values if self.k2 else top, state)
 
+    def _scored(self, gradient: Tensor) -> Tensor:
+        """The scores of all groups, with the norms of this gradient in them."""
+        norms = torch.linalg.vector_norm(gradient, dim=(0, 2), dtype=self.values.dtype)
+        self.scores = norms if self.scores is None else self.scores.lerp(norms, DECAY)
+        return self.scores
+
     def _change(self, indices: Tensor, state: MutableMapping[str, Any]) -> None:
-        """Stand for other entries. What stays selected keeps its value and its `state`.
+        """Stand for others. What stays selected keeps its value and its `state`.
 
         For what enters, a momentum starts at 0, and a second moment at the mean of those that the weight has so far.
         """
-        old = self.indices
-        if old is None:
+        if not self.is_selected:
             self.show(indices)
             return
-        new, held = indices.to(self.index_dtype), torch.empty_like(self.values)
-        self.kernels.take(self.flat, new, held, False)
-        of_entries = {n: local(x).view(-1) for n, x in state.items() if isinstance(x, Tensor) and n != "step"}
-        kept = {name: x for name, x in of_entries.items() if x.shape == self.values.shape}
+        new, held = indices.to(self.indices.dtype), torch.empty_like(self.values)
+        self.kernels.take(self.view, new, held, False)
+        of_values = {n: local(x) for n, x in state.items() if isinstance(x, Tensor) and n != "step"}
+        kept = {name: x.view(self._shape) for name, x in of_values.items() if x.numel() == self.values.numel()}
         entering = [x.mean() if is_second_moment(name) else x.new_zeros(()) for name, x in kept.items()]
         targets = [self.values, *kept.values()]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-            targets, self.kernels.carry(old, new, targets, [held, *entering])
+            targets, self.kernels.carry(self.indices, new, targets, [held, *entering])
         )
-        self.indices = new
+        self.indices.copy_(new)
 
     def arrived(self) -> Tensor | None:
         """The gradient that the weight has, which it then has no more, laid out as the weight is."""
@@ -130,17 +168,28 @@ class Compact:
         return like.copy_(gradient.to_dense() if gradient.layout != torch.strided else gradient)
 
     def collect(self, gradient: Tensor) -> None:
-        """Add a gradient of the weight, at the indices, to that of `param`."""
-        assert self.indices is not None
+        """Add the selected part of a gradient of the weight to that of `param`."""
         old = self.param.grad
-        total = torch.empty_like(self.values) if old is None else local(old).view(-1)
-        self.kernels.take(gradient, self.indices, total, old is not None)
+        total = torch.empty_like(self.values) if old is None else local(old).view(self._shape)
+        source = gradient if self.dimension is None else self._view_of(gradient)
+        self.kernels.take(source, self.indices, total, old is not None)
         if old is None:
-            self.param.grad = self.as_parameter(total) if self._is_sharded else total
+            self.param.grad = self.as_parameter(total)
 
     def as_parameter(self, values: Tensor) -> Tensor:
-        """One value for each selected entry as the base and checkpoints see it: sharded, if the weight is."""
-        return as_parameter(values, self.weight, self._width)
+        """The selected values as the base and checkpoints see them: shaped, and sharded, as the weight is."""
+        if self._is_sharded:
+            return as_parameter(values, self.weight, self._width)
+        if self.dimension is None:
+            return values
+        shape = self.weight.shape
+        return values.view(*shape[: self.dimension], self.k, *shape[self.dimension + 1 :])
+
+    def as_saved(self, numbers: Tensor) -> Tensor:
+        """One number for each index, or for each group, as checkpoints see them: with those of other ranks."""
+        if self.dimension is None:
+            return self.as_parameter(numbers)
+        return as_listed(numbers, self.weight)
 
 
 def master_dtype(weight: Tensor) -> torch.dtype:

@@ -13,11 +13,13 @@ from spidersilk.checks import check_number
 from spidersilk.operator.counts import Count
 from spidersilk.parallel.workers import Group
 from spidersilk.sparse.sparse import Sparse
+from spidersilk.sparse.weights import Groups
 
 
 class Shared(TypedDict, total=False):
     """Keywords that the named optimizers hand on; `Sparse` describes them, and torch the last five."""
 
+    groups: Groups | None
     inner_steps: int | None
     max_norm: float | None
     backend: str

@@ -1,7 +1,7 @@
 """The state of a Sparse optimizer in torch's own format, so that trainers and distributed checkpoints understand it.
 
-Beside the base's state a parameter has "indices" and "master", its selected entries and their values; the first group
-has "selection": counters, and the random stream.
+Beside the base's state a parameter has "indices" and "master", what is selected and its values, and "scores" if groups
+are chosen by them; the first group has "selection": counters, and the random stream.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from spidersilk.checks import Form, check_entry, check_saved
@@ -19,7 +20,7 @@ State = dict[str, Any]
 Compacts = Sequence[Compact | None]
 """In the order of the parameters in all groups; None: a weight that is stepped itself."""
 COUNTERS: Form = {"steps": int, "age": int, "queries": float, "shards": int, "seed": int, "position": int}
-OURS = ("indices", "master")
+OURS = ("indices", "master", "scores")
 
 
 def save(base: Optimizer, compacts: Compacts, counters: State) -> State:
@@ -27,8 +28,9 @@ def save(base: Optimizer, compacts: Compacts, counters: State) -> State:
     entries = {number: dict(values) for number, values in state["state"].items()}
     for number, compact in enumerate(compacts):
         if compact is not None:
-            assert compact.indices is not None
-            ours = {"indices": compact.as_parameter(compact.indices), "master": compact.param.detach()}
+            ours = {"indices": compact.as_saved(compact.indices), "master": compact.param.detach()}
+            if compact.scores is not None:
+                ours["scores"] = compact.as_saved(compact.scores)
             entries[number] = entries.get(number, {}) | ours
     groups = [dict(group) for group in state["param_groups"]]
     groups[0]["selection"] = counters
@@ -47,7 +49,7 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
             "selected within a part, so load it on as many ranks, or begin with a new optimizer"
         )
     for number, (here, there) in enumerate(zip(base.param_groups, state["param_groups"], strict=True)):
-        wrong = [name for name in ("k1", "k2") if there.get(name) != here[name]]
+        wrong = [name for name in ("k1", "k2", "groups") if there.get(name) != here[name]]
         if wrong:
             name = wrong[0]
             raise ValueError(
@@ -69,15 +71,17 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
 
 
 def _check_compact(where: str, values: State, compact: Compact) -> None:
-    shape = compact.param.shape
-    check_saved(where, values, {"indices": shape, "master": shape})
-    indices = local(values["indices"]).reshape(-1)
-    if indices.is_floating_point() or (
-        indices.numel() and (int(indices[0]) < 0 or int(indices[-1]) >= compact.flat.numel())
-    ):
-        raise ValueError(f"{where}['indices'] are not of {compact.flat.numel()} entries: the state is damaged")
+    check_saved(where, values, {"indices": compact.as_saved(compact.indices).shape, "master": compact.param.shape})
+    indices, n = local(values["indices"]).reshape(-1), compact.n
+    if indices.is_floating_point() or (indices.numel() and (int(indices[0]) < 0 or int(indices[-1]) >= n)):
+        raise ValueError(f"{where}['indices'] are not of {n} {compact.what}: the state is damaged")
     if bool((indices[1:] <= indices[:-1]).any()):
         raise ValueError(f"{where}['indices'] do not ascend: the state is damaged")
+    if "scores" in values:
+        scores = values["scores"]
+        check_saved(where, values, {"scores": Tensor})
+        if compact.dimension is None or local(scores).numel() != n or not bool(local(scores).isfinite().all()):
+            raise ValueError(f"{where}['scores'] are not one finite number for each of {n} groups: it is damaged")
 
 
 def load(state: State, base: Optimizer, compacts: Compacts) -> State:
@@ -87,10 +91,12 @@ def load(state: State, base: Optimizer, compacts: Compacts) -> State:
     for place, compact in zip(places, compacts, strict=True):
         values = state["state"].get(place, {})
         if compact is not None:
-            compact.is_due = compact.chooses and counters["age"] == 0
-            indices = local(values["indices"]).reshape(-1)
-            compact.indices = indices.to(compact.flat.device, compact.index_dtype, copy=True)
-            compact.values.copy_(local(values["master"]).reshape(-1))
+            compact.is_due = compact.is_dense = compact.chooses and counters["age"] == 0
+            compact.indices.copy_(local(values["indices"]).reshape(-1))
+            compact.values.copy_(local(values["master"]).reshape(compact.values.shape))
+            scores = values.get("scores")
+            compact.scores = None if scores is None else local(scores).reshape(-1).to(compact.values, copy=True)
+            compact.is_selected = True
     kept = {p: {n: v for n, v in values.items() if n not in OURS} for p, values in state["state"].items()}
     groups = [{n: v for n, v in group.items() if n != "selection"} for group in state["param_groups"]]
     base.load_state_dict(state | {"state": {p: v for p, v in kept.items() if v}, "param_groups": groups})

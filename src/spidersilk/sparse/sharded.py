@@ -74,6 +74,15 @@ def as_parameter(values: Tensor, weight: Any, width: int) -> Tensor:
     return DTensor.from_local(values.view(-1, width), *placed, run_check=False, shape=shape, stride=(width, 1))
 
 
+def as_listed(numbers: Tensor, weight: Any) -> Tensor:
+    """Numbers that each rank has of its own part; for a sharded weight, this rank's row of a table of all."""
+    if not is_sharded(weight):
+        return numbers
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(numbers.view(1, -1), weight.device_mesh, weight.placements, run_check=False)
+
+
 def _parts(weight: Any) -> int:
     return weight.device_mesh.size(_cut_dimension(weight))
 

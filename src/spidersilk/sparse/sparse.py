@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from spidersilk.checks import check_number, check_positive_int
+from spidersilk.checks import check_choice, check_number, check_positive_int
 from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor, Small
-from spidersilk.operator.counts import Count, check_count
+from spidersilk.operator.counts import Count, check_count, check_shares
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Group, Share, Traffic
-from spidersilk.sparse import at_once, saved, together
+from spidersilk.sparse import bases, saved, together
 from spidersilk.sparse.compact import Compact
 from spidersilk.sparse.sharded import rank_of, ranks_of
-from spidersilk.sparse.weights import Weights
+from spidersilk.sparse.weights import Groups, Weights, trainable
 from spidersilk.variance.saving import Saves
 
 Closure = Callable[[], Any]
@@ -39,6 +39,8 @@ class Sparse(Saves):
     base_class: a torch.optim class; `base_arguments` go to it.
     k1, k2: how many entries of each weight are chosen by the size of their gradient, and at random. A float is a share
         of the weight, rounded up; an int is a count.
+    groups: "columns": whole input features of linear layers, input channels of convolutions, rows of embedding tables;
+        layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
     generator: seeds the selections, once; torch's default one if None.
@@ -52,6 +54,7 @@ class Sparse(Saves):
         *,
         k1: Count = 0.0,
         k2: Count = 0.1,
+        groups: Groups | None = None,
         inner_steps: int | None = 200,
         max_norm: float | None = None,
         backend: str = "auto",
@@ -63,25 +66,24 @@ class Sparse(Saves):
             check_positive_int("inner_steps", inner_steps, "None keeps one selection for good")
         if max_norm is not None:
             check_number("max_norm", max_norm, "None turns clipping off", above_zero=True)
-        _check_base(base_class)
+        bases.check_base(base_class)
         model = model_or_params if isinstance(model_or_params, nn.Module) else None
         self.inner_steps, self.max_norm = inner_steps, max_norm
         self.steps, self.age = 0, 0  # updates, in all and since the selection was made
         self.gradient_queries = 0.0  # in the paper's accounting; nan if a step did not say how many samples
         self._base: Optimizer | None = None
-        self._shares: dict[str, Any] = {"k1": k1, "k2": k2}
+        self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups}
         self._pieces: list[Tensor | None] = []  # gradients of the pieces of an anchor that came so far
         self._share: Share | None = None  # of this rank, while a closure is called
         self._weights = Weights(model, backend, self._collect)
-        given: ParamsT = _trainable(model_or_params) if isinstance(model_or_params, nn.Module) else model_or_params
+        given: ParamsT = trainable(model_or_params) if isinstance(model_or_params, nn.Module) else model_or_params
         super().__init__(given, self._shares)
         weights = self._params()
         self._shards, self._rank = ranks_of(weights), rank_of(weights)
         self._workers = Alone() if self._shards > 1 else together.workers_of(process_group)
         self._stream = Stream(self._workers.seed(generator))
-        groups = [self._stepped(group) for group in self._given]
-        stepped = [p for group in groups for p in group["params"]]
-        self._base = base_class(groups, **at_once.arguments_for(base_class, stepped, base_arguments))
+        small = [self._stepped(group) for group in self._given]
+        self._base = base_class(small, **bases.arguments_for(base_class, small, base_arguments))
         self.defaults = self._base.defaults
         if model is not None and self._workers.world > 1:
             together.hide_from_ddp(model, [t for c in self._weights for t in (c.weight, c.param)])
@@ -126,12 +128,15 @@ class Sparse(Saves):
 
     def _stepped(self, group: dict[str, Any]) -> dict[str, Any]:
         """The group with what the base steps in place of the weights."""
-        k1, k2 = group["k1"], group["k2"]
+        k1, k2, groups = group["k1"], group["k2"], group["groups"]
         check_count("k1", k1)
         check_count("k2", k2)
+        check_choice("groups", groups, ("rows", "columns", None))
         if k1 + k2 == 0:
             raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
-        return {**group, "params": self._weights.stand_ins(group["params"], k1, k2)}
+        if groups is not None:
+            check_shares(k1, k2)
+        return {**group, "params": self._weights.stand_ins(group["params"], k1, k2, groups)}
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -149,7 +154,10 @@ class Sparse(Saves):
 
     def check_agreement(self) -> None:
         """Raise DisagreementError on every rank if one differs; to be called on all of them. New selections do so."""
-        sizes = [[(p.numel(), group["k1"], group["k2"]) for p in group["params"]] for group in self.param_groups]
+        sizes = [
+            [(p.numel(), group["k1"], group["k2"], group["groups"]) for p in group["params"]]
+            for group in self.param_groups
+        ]
         settings, progress = [sizes, self.inner_steps, self.max_norm], [self._stream.state_dict(), self.steps]
         weights = [compact.weight for compact in self._weights]
         self._workers.verify(lambda: together.facts(settings, progress, self.param_groups, weights))
@@ -191,8 +199,8 @@ class Sparse(Saves):
             if compact.is_whole:
                 continue
             compact.param.grad = None  # it was of other entries
-            compact.is_due = compact.chooses
-            if not compact.chooses or compact.indices is None:
+            compact.is_due = compact.is_dense = compact.chooses
+            if not compact.chooses or not compact.is_selected:
                 compact.draw(self._seed(compact), self.state.get(compact.param, {}))
 
     # A step.
@@ -252,13 +260,15 @@ class Sparse(Saves):
         """Let the base step these, and write what stands for weights through to them."""
         if self.max_norm is not None:
             clip_grad_norm_(stepped, self.max_norm)
-        if not at_once.step(self.base, self._weights):
+        if not bases.step(self.base, self._weights):
             parts = self._weights.parts(stepped)
             for kernels, entries in parts:
                 kernels.refresh(entries)
             self.base.step()
             for kernels, entries in parts:
                 kernels.write_through(entries)
+        for compact in self._weights:
+            compact.is_dense = False
         self.steps, self.age = self.steps + 1, self.age + 1
 
     # Saving and loading.
@@ -278,17 +288,3 @@ class Sparse(Saves):
 
     def _in_order(self) -> list[Compact | None]:
         return [self._weights.by_param.get(p) for p in self._params()]
-
-
-def _trainable(model: nn.Module) -> list[Tensor]:
-    params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-    if not params:
-        raise ValueError("no parameter of the model requires a gradient: unfreeze at least one")
-    return params
-
-
-def _check_base(base_class: object) -> None:
-    if not isinstance(base_class, type) or not issubclass(base_class, Optimizer):
-        raise ValueError(f"base_class = {base_class!r} must be a class of torch.optim, such as torch.optim.AdamW")
-    if issubclass(base_class, LBFGS | SparseAdam) or base_class.__name__ in ("Adafactor", "Muon"):
-        raise ValueError(f"base_class = {base_class.__name__} cannot step single entries: use SGD, AdamW or the like")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
 from spidersilk.operator.counts import Count
+from spidersilk.operator.dimensions import group_dimension
 from spidersilk.sparse.compact import HALVES, Compact, is_trained_whole
 from spidersilk.sparse.owners import Owners
-from spidersilk.sparse.sharded import check_placement, local
+from spidersilk.sparse.sharded import check_placement, is_sharded, local
 from spidersilk.variance.flat import is_dense
 
+Groups = Literal["rows", "columns"]
+Owned = list[tuple[nn.Module, str]]
 Collect = Callable[[Compact], None]
 _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly
 
@@ -43,23 +46,24 @@ class Weights:
     def __iter__(self) -> Iterator[Compact]:
         return iter(self.by_param.values())
 
-    def stand_ins(self, weights: Sequence[Tensor], k1: Count, k2: Count) -> list[Tensor]:
+    def stand_ins(self, weights: Sequence[Tensor], k1: Count, k2: Count, groups: Groups | None) -> list[Tensor]:
         """What is stepped for these weights: compact parameters; weights that are trained whole as they are."""
-        params = [self._stand_in(weight, k1, k2) for weight in weights]
-        self._owners.place([self.by_param[p] for p in params if p in self.by_param])
-        return params
+        places = self._owners.find(weights)
+        return [self._stand_in(weight, k1, k2, groups, places[id(weight)]) for weight in weights]
 
-    def _stand_in(self, weight: Tensor, k1: Count, k2: Count) -> Tensor:
+    def _stand_in(self, weight: Tensor, k1: Count, k2: Count, groups: Groups | None, places: Owned) -> Tensor:
         _check(weight)
         part = local(weight)
         self.d += part.numel()
-        whole = is_trained_whole(weight, k1, k2)
+        dimension = _dimension(weight, groups, places)
+        whole = is_trained_whole(weight, k1, k2, dimension)
         if not is_dense(part) or (whole and part.dtype not in HALVES):
             self.k += part.numel()
             return weight
-        compact = Compact(len(self.by_param), weight, k1, k2, self._kernels_for(part))
+        compact = Compact(len(self.by_param), weight, k1, k2, self._kernels_for(part), dimension)
         self.k += compact.values.numel()
         self.by_param[compact.param] = compact
+        self._owners.place(compact, places)
         heard = self._collect
 
         def arrived(_: Tensor) -> None:
@@ -97,6 +101,31 @@ class Weights:
             if compact is not None:
                 parts[compact.kind].append(compact.entries)
         return [(self._kernels[kind], entries) for kind, entries in parts.items()]
+
+
+def trainable(model: nn.Module) -> list[Tensor]:
+    params: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if not params:
+        raise ValueError("no parameter of the model requires a gradient: unfreeze at least one")
+    return params
+
+
+def _dimension(weight: Tensor, groups: Groups | None, places: Owned) -> int | None:
+    """Along which the groups of a weight are; None: its entries are selected one by one."""
+    if groups is None or weight.dim() < 2:
+        return None
+    module = places[0][0] if places else None
+    dimension = 0 if groups == "rows" else group_dimension(module, weight)
+    if is_sharded(weight):
+        return 1  # each rank has some rows, and selects columns of these
+    strides, shape = weight.stride(), weight.shape
+    inner = [stride for stride, size in zip(strides, shape, strict=True) if size > 1][dimension:]
+    if dimension == 0 and inner != sorted(inner, reverse=True):
+        raise ValueError(
+            f"groups = {groups!r}: the rows of a weight of shape {tuple(shape)} with strides {strides} do not lie in "
+            "one piece: make the model contiguous (model.to(memory_format=torch.contiguous_format)), or use columns"
+        )
+    return dimension
 
 
 def _check(weight: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from spidersilk.sparse import at_once
+from spidersilk.sparse import bases
 
 
 class Other(AdamW):
@@ -54,7 +54,7 @@ def test_what_the_pass_is_told(
     kind: type[Optimizer], options: Any, rule: str, numbers: tuple[float, ...], names: tuple[str, ...]
 ) -> None:
     base = stepped(kind, **options)
-    found = at_once.steps_of(base, none)
+    found = bases.steps_of(base, none)
     assert found is not None
     (given,) = found[1]
     (p,) = base.param_groups[0]["params"]
@@ -75,31 +75,34 @@ def test_what_the_pass_is_told(
     ],
 )
 def test_another_base_or_a_special_one_steps_itself(kind: type[Optimizer], options: Any) -> None:
-    assert at_once.steps_of(stepped(kind, **options), none) is None
+    assert bases.steps_of(stepped(kind, **options), none) is None
 
 
 def test_what_cannot_be_done_in_the_pass_is_left_to_the_base() -> None:
     base = stepped(AdamW)
-    assert at_once.steps_of(base, none) is not None
+    assert bases.steps_of(base, none) is not None
     base.param_groups[0]["capturable"] = True
-    assert at_once.steps_of(base, none) is None
+    assert bases.steps_of(base, none) is None
     base = stepped(AdamW)
     handle = base.register_step_pre_hook(lambda *_: None)
-    assert at_once.steps_of(base, none) is None
+    assert bases.steps_of(base, none) is None
     handle.remove()
     (p,) = base.param_groups[0]["params"]
     base.state.clear()
-    assert at_once.steps_of(base, none) is None
+    assert bases.steps_of(base, none) is None
     base = stepped(AdamW)
     (p,) = base.param_groups[0]["params"]
     p.grad = torch.ones(5, 2)[:, 0]
-    assert at_once.steps_of(base, none) is None
+    assert bases.steps_of(base, none) is None
 
 
 def test_the_fused_form_is_chosen_on_cuda_alone_and_never_against_the_user() -> None:
-    assert at_once.arguments_for(AdamW, [torch.ones(2)], {"lr": 0.1}) == {"lr": 0.1}
+    assert bases.arguments_for(AdamW, [{"params": [torch.ones(2)]}], {"lr": 0.1}) == {"lr": 0.1}
     pretended: Any = type("OnCuda", (), {"is_cuda": True})()
-    assert at_once.arguments_for(AdamW, [pretended], {"lr": 0.1, "fused": None}) == {"lr": 0.1, "fused": True}
-    assert at_once.arguments_for(AdamW, [pretended], {"foreach": True}) == {"foreach": True}
-    assert at_once.arguments_for(AdamW, [pretended, torch.ones(2)], {}) == {}
-    assert at_once.arguments_for(Adam, [pretended], {}) == {}
+    assert bases.arguments_for(AdamW, [{"params": [pretended]}], {"lr": 0.1, "fused": None}) == {
+        "lr": 0.1,
+        "fused": True,
+    }
+    assert bases.arguments_for(AdamW, [{"params": [pretended]}], {"foreach": True}) == {"foreach": True}
+    assert bases.arguments_for(AdamW, [{"params": [pretended, torch.ones(2)]}], {}) == {}
+    assert bases.arguments_for(Adam, [{"params": [pretended]}], {}) == {}

@@ -1,4 +1,4 @@
-"""A step of SGD or AdamW with what comes before and after it in one pass, where the kernels have one."""
+"""What is known of base optimizers: which can step a part of a weight, and whose steps kernels do in one pass."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam
 
 from spidersilk.kernels.interface import Entries, Rule, Step
 from spidersilk.sparse.sharded import is_sharded
 from spidersilk.sparse.weights import Weights
 
+Groups = Sequence[dict[str, Any]]
 RULES: dict[type[Optimizer], Rule] = {SGD: "sgd", AdamW: "adamw"}
+
+
+def check_base(base_class: object) -> None:
+    if not isinstance(base_class, type) or not issubclass(base_class, Optimizer):
+        raise ValueError(f"base_class = {base_class!r} must be a class of torch.optim, such as torch.optim.AdamW")
+    if issubclass(base_class, LBFGS | SparseAdam) or base_class.__name__ in ("Adafactor", "Muon"):
+        raise ValueError(f"base_class = {base_class.__name__} cannot step single entries: use SGD, AdamW or the like")
 
 
 def step(base: Optimizer, weights: Weights) -> bool:
@@ -49,11 +57,12 @@ def steps_of(base: Optimizer, entries_of: Callable[[Tensor], Entries | None]) ->
     return (rule, steps) if len({given.param.get_device() for given in steps}) == 1 else None
 
 
-def arguments_for(base_class: type[Optimizer], params: Sequence[Tensor], given: dict[str, Any]) -> dict[str, Any]:
+def arguments_for(base_class: type[Optimizer], groups: Groups, given: dict[str, Any]) -> dict[str, Any]:
     """What the base is made with: torch's fused form on CUDA, where one pass is possible, unless another is given."""
     forms = ("fused", "foreach", "capturable", "differentiable")
     if base_class not in RULES or any(given.get(name) is not None for name in forms):
         return given
+    params = [p for group in groups for p in group["params"]]
     return given | {"fused": True} if all(p.is_cuda and not is_sharded(p) for p in params) else given
 
 

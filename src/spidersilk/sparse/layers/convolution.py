@@ -1,0 +1,58 @@
+"""Convolutions of one group: the gradient of some input channels of the weight needs those channels of x alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spidersilk.sparse.layers.registry import Part, autocast, rule
+
+
+@rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def convolution(module: Any, part: Part, input: Tensor) -> Tensor | None:
+    batched = input.dim() == module.weight.dim()
+    if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str) or not batched:
+        return None
+    x, weight, bias = autocast(input, module.weight, module.bias)
+    kept = x.index_select(1, part.indices) if part.dimension == 1 else x
+    return _Convolution.apply(x, kept, weight, bias, *part, module.stride, module.padding, module.dilation)
+
+
+class _Convolution(torch.autograd.Function):
+    """`kept` is all of x that is needed for backward; it comes apart, so that gradients of gradients see x too."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int,
+        stride: Any, padding: Any, dilation: Any,
+    ) -> Tensor:  # fmt: skip
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, kept, weight, _, values, indices, ctx.dimension, *options = inputs
+        ctx.save_for_backward(kept, weight, indices)
+        ctx.shape, ctx.dtype, ctx.options = x.shape, values.dtype, options
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept, weight, indices = ctx.saved_tensors
+        stride, padding, dilation = ctx.options
+        common = (stride, padding, dilation, False, [0] * len(stride), 1)
+        of_input = None
+        if ctx.needs_input_grad[0]:
+            shaped = delta.new_empty(1).expand(ctx.shape)  # only its shape is needed
+            of_input = torch.ops.aten.convolution_backward(
+                delta, shaped, weight, None, *common, (True, False, False)
+            )[0]  # fmt: skip
+        of_bias = delta.sum([0, *range(2, delta.dim())]) if ctx.needs_input_grad[3] else None
+        if ctx.dimension == 1:
+            outputs, part = delta, weight.index_select(1, indices)
+        else:
+            outputs, part = delta.index_select(1, indices), weight.index_select(0, indices)
+        of_values = torch.ops.aten.convolution_backward(
+            outputs, kept, part, None, *common, (False, True, False)
+        )[1]  # fmt: skip
+        return of_input, None, None, of_bias, of_values.to(ctx.dtype), *[None] * 5

@@ -1,0 +1,44 @@
+"""Embedding tables: the gradient of some rows is delta, added up over the positions at which these were looked up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spidersilk.sparse.layers.registry import Part, rule
+
+
+@rule(nn.Embedding)
+def embedding(module: nn.Embedding, part: Part, input: Tensor) -> Tensor | None:
+    if part.dimension != 0 or module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+        return None
+    return _Embedding.apply(input, module.weight, module.padding_idx, part.values, part.indices)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ids: Tensor, weight: Tensor, padding: int | None, values: Tensor, indices: Tensor) -> Tensor:
+        return F.embedding(ids, weight, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ids, _, ctx.padding, values, indices = inputs
+        ctx.save_for_backward(ids, indices)
+        ctx.shape, ctx.dtype = values.shape, values.dtype
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ids, indices = ctx.saved_tensors
+        count, width = ctx.shape
+        flat = ids.reshape(-1).to(indices.dtype)
+        place = torch.searchsorted(indices, flat).clamp(max=count - 1)
+        found = indices.index_select(0, place) == flat
+        if ctx.padding is not None:
+            found = found & (flat != ctx.padding)
+        totals = torch.zeros(count + 1, width, dtype=ctx.dtype, device=delta.device)
+        where = torch.where(found, place, count)  # the last row is for all that is not selected
+        totals = totals.index_add(0, where, delta.reshape(-1, width).to(ctx.dtype))
+        return None, None, None, totals[:count], None

@@ -1,0 +1,53 @@
+"""Linear layers: the gradient of columns of the weight is delta^T x[:, columns], that of rows delta[:, rows]^T x."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spidersilk.sparse.layers.registry import Part, autocast, rule
+
+
+@rule(nn.Linear)
+def linear(module: nn.Linear, part: Part, input: Tensor) -> Tensor | None:
+    x, weight, bias = autocast(input, module.weight, module.bias)
+    kept = x.index_select(-1, part.indices) if part.dimension == 1 else x
+    return _Linear.apply(x, kept, weight, bias, *part)
+
+
+@rule("transformers.pytorch_utils.Conv1D")
+def transposed_linear(module: Any, part: Part, x: Tensor) -> Tensor | None:
+    """Its weight is that of a linear layer, transposed."""
+    turned = Part(part.values.t(), part.indices, 1 - part.dimension)
+    x, weight, bias = autocast(x, module.weight, module.bias)
+    kept = x.index_select(-1, part.indices) if turned.dimension == 1 else x
+    return _Linear.apply(x, kept, weight.t(), bias, *turned)
+
+
+class _Linear(torch.autograd.Function):
+    """`kept` is all of x that is needed for backward; it comes apart, so that gradients of gradients see x too."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
+    ) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, kept, weight, _, values, indices, ctx.dimension = inputs
+        ctx.save_for_backward(kept, weight, indices)
+        ctx.dtype = values.dtype
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept, weight, indices = ctx.saved_tensors
+        of_input = delta @ weight if ctx.needs_input_grad[0] else None
+        flat = delta.reshape(-1, delta.shape[-1])
+        of_bias = flat.sum(0) if ctx.needs_input_grad[3] else None
+        rows = flat if ctx.dimension == 1 else flat.index_select(1, indices)
+        of_values = (rows.t() @ kept.reshape(-1, kept.shape[-1])).to(ctx.dtype)
+        return of_input, None, None, of_bias, of_values, None, None
