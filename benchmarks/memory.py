@@ -4,8 +4,8 @@ python benchmarks/memory.py --size 2.7b --save           # on a CUDA device
 python benchmarks/memory.py --size 20m --threads 1       # on a CPU: times alone
 python benchmarks/memory.py --methods adamw,sparse-5,adamw-8bit,galore,apollo-mini,badam --steps 200 --repeats 3
 
-Methods: adamw; sparse-P and sparse-top-P (P % of the entries, at random or by their gradient); lora-R (rank R); the
-rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0, the SparseAdamW of that release, found by
+Methods: adamw; sparse-P and sparse-top-P (P % of the entries, at random or by their gradient); columns-P and rows-P, and
+with -top- likewise; lora-R (rank R); the rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0, the SparseAdamW of that release, found by
 --release <checkout of 0.1.0>/src.
 
 Each method runs in a process of its own; with --repeats they take turns. An anchor is a step that makes a new selection
@@ -83,9 +83,9 @@ def lora(model: nn.Module, rank: int, lr: float) -> torch.optim.Optimizer:
 def sparse(model: nn.Module, method: str, lr: float, inner: int) -> Any:
     share = float(method.split("-")[-1]) / 100
     k1, k2 = (share, 0.0) if "top" in method else (0.0, share)
+    groups: Any = {"sparse": None, "columns": "columns", "rows": "rows"}[method.split("-")[0]]
     seed = torch.Generator().manual_seed(0)
-    fused = next(model.parameters()).is_cuda
-    return silk.SparseAdamW(model, lr, k1, k2, inner_steps=inner, fused=fused, generator=seed)
+    return silk.SparseAdamW(model, lr, k1, k2, groups=groups, inner_steps=inner, generator=seed)
 
 
 def make(method: str, model: nn.Module, inner: int) -> Any:
@@ -96,7 +96,7 @@ def make(method: str, model: nn.Module, inner: int) -> Any:
         return Release(model, lr, inner)
     if method.startswith("lora"):
         return lora(model, int(method.split("-")[1]), lr)
-    if method.startswith("sparse"):
+    if method.startswith(("sparse", "columns", "rows")):
         return sparse(model, method, lr, inner)
     return rivals().make(method, model, lr)
 
@@ -114,11 +114,11 @@ def refusal(method: str, release: str | None = None) -> str | None:
         return "0.1.0 needs that release: --release <checkout of 0.1.0>/src"
     if method in ("adamw", RELEASE) or re.fullmatch(r"lora-[1-9]\d*", method):
         return None
-    share = re.fullmatch(r"sparse-(?:top-)?(\d+(?:\.\d+)?)", method)
+    share = re.fullmatch(r"(?:sparse|columns|rows)-(?:top-)?(\d+(?:\.\d+)?)", method)
     if share:
         return None if 0 < float(share[1]) <= 100 else f"{method}: {share[1]} % must be above 0 and at most 100"
     if method not in rivals().PEERS:
-        known = ", ".join(["adamw", "sparse-P", "sparse-top-P", "lora-R", *rivals().PEERS, RELEASE])
+        known = ", ".join(["adamw", "sparse-P", "sparse-top-P", "columns-P", "rows-P", "lora-R", *rivals().PEERS])
         return f"there is no method {method!r}; there are {known}"
     try:
         rivals().check(method)
@@ -140,6 +140,7 @@ class Run:
         self.tokens = torch.randint(self.model.vocabulary, shape, generator=generator).to(self.device)
         torch.manual_seed(given.seed)
         self.optimizer = make(self.method, self.model, 2)
+        self.called: Any = torch.compile(self.model) if given.compile else self.model
         self.peer = None if silk.__version__ == RELEASE else rivals().PEERS.get(self.method)
         whole = self.peer is None or self.peer.whole_gradients
         self.micro, self.clips = 4 if whole else 1, whole and self.method != RELEASE
@@ -153,7 +154,7 @@ class Run:
         def evaluate() -> Tensor:
             losses = []
             for _ in range(micro):
-                loss = self.model(self.tokens) / micro
+                loss = self.called(self.tokens) / micro
                 loss.backward()
                 losses.append(loss.detach())
             return torch.stack(losses).sum()
@@ -258,10 +259,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--no-checkpointing", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--once", default="", help="further methods, which run in the first repeat alone")
     parser.add_argument("--release", help="folder with the package spidersilk of release 0.1.0")
     parser.add_argument("--save", action="store_true")
+    parser.add_argument("--name", default="memory", help="how the saved file's name begins")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)  # the repeat: badam's order of blocks
     given = parser.parse_args()
@@ -299,9 +302,9 @@ def main() -> None:
         from record import save
 
         kept = {name: getattr(given, name) for name in ("size", "sequences", "length", "steps", "device")}
-        figures = kept | {"checkpointing": not given.no_checkpointing, "runs": results}
+        figures = kept | {"checkpointing": not given.no_checkpointing, "compiled": given.compile, "runs": results}
         size = given.size.replace(".", "_")
-        save(f"memory_{size}_{given.sequences}_{given.device}", [0], figures)
+        save(f"{given.name}_{size}_{given.sequences}_{given.device}", [0], figures)
     raise SystemExit(1 if refused or failed else 0)
 
 

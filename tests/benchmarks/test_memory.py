@@ -27,7 +27,7 @@ def test_a_method_is_refused_in_one_line(method: str, message: str) -> None:
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("method", [*memory.METHODS, "lora-64", "sparse-0.5"])
+@pytest.mark.parametrize("method", [*memory.METHODS, "lora-64", "sparse-0.5", "columns-10", "rows-top-5"])
 def test_what_needs_no_package_is_not_refused(method: str) -> None:
     assert memory.refusal(method) is None
 
@@ -38,10 +38,10 @@ def test_the_release_is_found_by_its_folder() -> None:
 
 def given(method: str, steps: int = 6) -> argparse.Namespace:
     return argparse.Namespace(one=method, device="cpu", size="tiny", sequences=1, length=8, steps=steps, threads=0,
-                              no_checkpointing=True, seed=0)  # fmt: skip
+                              no_checkpointing=True, compile=False, seed=0)  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["sparse-5", "sparse-top-5"])
+@pytest.mark.parametrize("method", ["sparse-5", "sparse-top-5", "columns-5"])
 def test_one_timed_step_is_an_anchor_and_makes_a_selection(method: str) -> None:
     run = memory.Run(given(method))
     compact = [c for c in run.optimizer._weights if not c.is_whole][-1]  # of the head
