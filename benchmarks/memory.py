@@ -4,9 +4,9 @@ python benchmarks/memory.py --size 2.7b --save           # on a CUDA device
 python benchmarks/memory.py --size 20m --threads 1       # on a CPU: times alone
 python benchmarks/memory.py --methods adamw,sparse-5,adamw-8bit,galore,apollo-mini,badam --steps 200 --repeats 3
 
-Methods: adamw; sparse-P and sparse-top-P (P % of the entries, at random or by their gradient); columns-P and rows-P, and
-with -top- likewise; lora-R (rank R); the rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0, the SparseAdamW of that release, found by
---release <checkout of 0.1.0>/src.
+Methods: adamw; sparse-P and sparse-top-P (P % of the entries, at random or by their gradient); columns-P, rows-P, and
+with -top- likewise; lora-R (rank R); the rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0,
+the SparseAdamW of that release, found by --release <checkout of 0.1.0>/src.
 
 Each method runs in a process of its own; with --repeats they take turns. An anchor is a step that makes a new selection
 or projection (galore, apollo-mini: every 200 steps), or changes blocks (badam: every 100). Times are of `--steps` steps
