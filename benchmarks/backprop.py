@@ -1,26 +1,27 @@
-"""Gradients of 10 % of the rows against dense autograd, taken in turns; one thread, medians of the ratios.
+"""Seconds of whole training steps with columns of the weights, beside dense training and LoRA; methods take turns.
 
-python benchmarks/backprop.py --save
-python benchmarks/backprop.py --device cuda --save
-python benchmarks/backprop.py --device cuda --dtype bfloat16 --channels-last --save
+python benchmarks/backprop.py --model fc --threads 1 --save
+python benchmarks/backprop.py --model 20m --sequences 4 --length 256 --no-checkpointing --threads 1 --save
+python benchmarks/backprop.py --model 2.7b --sequences 8 --save                      # on a CUDA device
+python benchmarks/backprop.py --model resnet18 --sequences 256 --methods dense,columns-10,rows-10 --save
 
-The closure at the current and at the anchor point with `sparse_backward=True`, and the differences on the selected rows
-in one vector, over two ordinary evaluations of the same closure, of which nothing is read. The selection, drawn anew
-each time on a CPU and once on CUDA, is not counted; what `Wanted` makes of it is. On CUDA float32 means TF32, and
-beside the ratio of the times there is that of the time in kernels alone ("device"), for where the host is not the
-bottleneck.
+Models: the GPTs of gpt.py (dense is AdamW), fc (3072-1000-1000-10) and resnet18 (dense is SGD). Methods: dense,
+columns-P, rows-P, entries-P (P %), lora-R (GPTs). All are in one process, in blocks of steps that take turns, so that a
+slow minute of the machine is everybody's. `ratio` is a block's mean over that of the dense block before it: median and
+range. A new selection is made once in each block, on average: every `--block` steps. On CUDA, `kernel_ms` is the time
+in kernels of a step, from a profile; what is left of `ms` is Python and launches that the device waits for.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
+import gpt
+import memory
 import torch
 from record import save
 from torch import Tensor, nn
@@ -28,182 +29,127 @@ from torch.nn import functional as F
 
 import spidersilk as silk
 from spidersilk.lab.tasks import models
-from spidersilk.lab.tasks.language import LanguageModel
-from spidersilk.lab.tasks.ranking import Factors
-from spidersilk.variance.two_point import swapped
 
 
-@dataclass
-class Case:
-    model: nn.Module
-    loss_of: Callable[[nn.Module], Tensor]
+class Run:
+    """One method on a model of its own."""
 
-    def loss(self) -> Tensor:
-        return self.loss_of(self.model)
+    def __init__(self, method: str, given: argparse.Namespace):
+        self.method, self.device = method, given.device
+        self.model, self.loss, baseline = build(given)
+        self.optimizer = optimizer_for(method, self.model, baseline, given.block)
+        self.called: Any = torch.compile(self.model) if given.compile else self.model
+        self.means: list[float] = []
 
+    def step(self) -> None:
+        self.loss(self.called).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
-class Work(NamedTuple):
-    """What is compared, and what goes before it and is not timed."""
+    def block(self, steps: int) -> float:
+        """Milliseconds of a step."""
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.wait()
+        return 1e3 * (time.perf_counter() - start) / steps
 
-    ours: Callable[[], object]
-    theirs: Callable[[], object]
-    prepare: Callable[[], None] = lambda: None
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
+    def kernels(self, steps: int) -> float:
+        """Milliseconds of a step in kernels."""
+        from torch.profiler import ProfilerActivity, profile
 
-WARM_UP = 3  # evaluations
-DEVICE = torch.device("cpu")
-DTYPE = torch.float32
-FORMAT = torch.contiguous_format
-
-
-def images(model: nn.Module, batch: int) -> Case:
-    x, y = torch.randn(batch, 3, 32, 32, device=DEVICE, dtype=DTYPE), torch.randint(10, (batch,), device=DEVICE)
-    x = x.contiguous(memory_format=FORMAT)
-    return Case(model.to(DEVICE, DTYPE), lambda model: F.cross_entropy(model(x), y))
-
-
-def wide(*widths: int) -> nn.Module:
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inside, outside in pairwise(widths):
-        layers += [nn.Linear(inside, outside), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def language() -> Case:
-    model = LanguageModel(1000, 200, 200).to(DEVICE, DTYPE)
-    tokens = torch.randint(1000, (20, 36), device=DEVICE)
-    state = tuple(torch.zeros(1, 20, 200, device=DEVICE, dtype=DTYPE) for _ in range(2))
-
-    def loss(model: nn.Module) -> Tensor:
-        return F.cross_entropy(model(tokens[:, :-1], state)[0].reshape(-1, 1000), tokens[:, 1:].reshape(-1))
-
-    return Case(model, loss)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(steps):
+                self.step()
+            self.wait()
+        return sum(event.self_device_time_total for event in seen.key_averages()) / steps / 1e3
 
 
-def ranking() -> Case:
-    model = Factors(6040, 3706, 20).to(DEVICE, DTYPE)
-    users, better, worse = (torch.randint(n, (1000,), device=DEVICE) for n in (6040, 3706, 3706))
-    return Case(model, lambda model: F.softplus(model(users, worse) - model(users, better)).mean())
+Loss = Callable[[nn.Module], Tensor]
 
 
-def evaluate(case: Case, optimizer: torch.optim.Optimizer) -> Tensor:
-    optimizer.zero_grad()
-    loss = case.loss()
-    loss.backward()
-    return loss
+def build(given: argparse.Namespace) -> tuple[nn.Module, Loss, type[torch.optim.Optimizer]]:
+    """The model, its loss on a batch, and the class of the dense optimizer."""
+    dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
+    generator = torch.Generator().manual_seed(1)
+    torch.manual_seed(0)
+    if given.model in gpt.SIZES:
+        model = gpt.make(given.model, given.device, dtype, not given.no_checkpointing)
+        shape = (given.sequences, given.length + 1)
+        tokens = torch.randint(model.vocabulary, shape, generator=generator).to(given.device)
+        return model, lambda called: called(tokens), torch.optim.AdamW
+    x = torch.randn(given.sequences, 3, 32, 32, generator=generator).to(given.device, dtype)
+    y = torch.randint(10, (given.sequences,), generator=generator).to(given.device)
+    made: nn.Module = models.resnet18() if given.model == "resnet18" else fc()
+    made = made.to(given.device, dtype)
+    return made, lambda called: F.cross_entropy(called(x).float(), y), torch.optim.SGD
 
 
-CASES: dict[str, Callable[[], Case]] = {
-    "FC 3072-100-10, b = 100": lambda: images(models.fully_connected(), 100),
-    "FC 3072-1000-10, b = 100": lambda: images(wide(3072, 1000, 10), 100),
-    "FC 3072-1000-1000-10, b = 100": lambda: images(wide(3072, 1000, 1000, 10), 100),
-    "CNN, b = 100": lambda: images(models.convolutional(), 100),
-    "ResNet-18, b = 20": lambda: images(models.resnet18(), 20),
-    "ResNet-18, b = 100": lambda: images(models.resnet18(), 100),
-    "LSTM 200, vocabulary 1000, 20 x 35": language,
-    "BPR, rank 20, b = 1000": ranking,
-}
+def fc() -> nn.Module:
+    layers = nn.Linear(3072, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10)
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
-def two_points(case: Case, share: float) -> Work:
-    """The difference on a selection drawn anew, and two dense evaluations."""
-    params = list(case.model.parameters())
-    sparsity = silk.RTop(share / 2, share / 2, groups="rows", per_tensor=True)
-    ours = silk.VarianceReduced(torch.optim.SGD(params, 1e-3), "anchor", sparsity=sparsity, sparse_backward=True)
-    ours.step(lambda: evaluate(case, ours), anchor=True)
-    work: Any = ours._engine
-    points = work.vectors.points
-    selections = work.select()
-
-    def draw() -> None:
-        nonlocal selections
-        if DEVICE.type == "cpu":
-            selections = work.select()
-
-    def ordinary() -> None:
-        evaluate(case, ours)
-        with swapped(params, points):
-            evaluate(case, ours)
-
-    run = lambda: ours._engine.evaluate(lambda: evaluate(case, ours), selections)  # noqa: E731
-    return Work(run, ordinary, draw)
-
-
-def compare(work: Work, seconds: float) -> tuple[float, float, float]:
-    """The median ratio of neighbouring runs, and the least times of both in ms."""
-    for _ in range(WARM_UP):
-        work.prepare()
-        work.ours()
-    work.theirs()
-    spent: list[tuple[float, float]] = []
-    start = time.perf_counter()
-    while len(spent) < 5 or (time.perf_counter() - start < seconds and len(spent) < 400):
-        work.prepare()
-        spent.append((_clock(work.ours), _clock(work.theirs)))
-    ratio = statistics.median(a / b for a, b in spent)
-    return ratio, *(1e3 * min(column) for column in zip(*spent, strict=True))  # pyright: ignore
-
-
-def in_kernels(work: Callable[[], object]) -> tuple[float, float]:
-    """The milliseconds that the device spends in kernels for it, and the share of those for weight gradients."""
-    repeats = 10
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(repeats):
-            work()
-        torch.cuda.synchronize()
-    times = {event.key: event.self_device_time_total for event in profile.key_averages()}
-    total = sum(times.values())
-    return total / repeats / 1e3, sum(time for name, time in times.items() if "wgrad" in name) / total
-
-
-def _clock(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+def optimizer_for(method: str, model: nn.Module, dense: type[torch.optim.Optimizer], inner: int) -> Any:
+    lr = 1e-4
+    if method == "dense":
+        return dense(model.parameters(), lr=lr, fused=next(model.parameters()).is_cuda)  # pyright: ignore
+    kind, _, amount = method.partition("-")
+    if kind == "lora":
+        return memory.lora(model, int(amount), lr)
+    groups: Any = None if kind == "entries" else kind
+    seed, share = torch.Generator().manual_seed(0), float(amount) / 100
+    return silk.Sparse(model, dense, k2=share, groups=groups, inner_steps=inner, generator=seed, lr=lr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--channels-last", action="store_true", help="images in that memory format")
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU")
-    parser.add_argument("--share", type=float, default=0.1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each entry of the table")
-    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
+    parser.add_argument("--model", choices=[*gpt.SIZES, "fc", "resnet18"], default="tiny")
+    parser.add_argument("--methods", default="dense,columns-10,columns-5,lora-16,lora-64")
+    parser.add_argument("--sequences", type=int, default=0, help="sequences, or images (default: 1; fc 128)")
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--no-checkpointing", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--block", type=int, default=10, help="steps of a block, and of a selection")
+    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--save", action="store_true")
-    parser.add_argument("--name", default="", help="of the file that --save writes")
     given = parser.parse_args()
-    global DEVICE, DTYPE, FORMAT
-    DEVICE, DTYPE = torch.device(given.device), getattr(torch, given.dtype)
-    FORMAT = torch.channels_last if given.channels_last else FORMAT
-    torch.set_num_threads(given.threads)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    figures: dict[str, dict[str, float | list[float]]] = {}
-    kinds = {"two points, rows, True": two_points}
-    for name, make in CASES.items():
-        if not any(part in name for part in given.only) or (given.device == "cpu" and name == "ResNet-18, b = 100"):
-            continue
-        for entry, prepare in kinds.items():
-            torch.manual_seed(0)
-            work = prepare(make(), given.share)
-            ratio, least, its_least = compare(work, given.seconds)
-            figures.setdefault(name, {})[entry] = round(ratio, 3)
-            line = f"{name:36} {entry:32} {ratio:6.3f}   {least:8.2f} / {its_least:8.2f} ms"
-            if given.device == "cuda":
-                (here, share), (there, its_share) = in_kernels(work.ours), in_kernels(work.theirs)
-                figures[name][f"{entry}, device"] = round(here / there, 3)
-                figures[name][f"{entry}, ms"] = [round(x, 3) for x in (least, its_least, here, there)]
-                figures[name][f"{entry}, share of wgrad"] = [round(share, 3), round(its_share, 3)]
-                line += f"   device {here / there:6.3f}   {here:8.2f} / {there:8.2f} ms"
-                line += f"   wgrad {share:.3f} / {its_share:.3f}"
-            print(line, flush=True)
+    is_gpt = given.model in gpt.SIZES
+    given.sequences = given.sequences or (1 if is_gpt else 128)
+    methods = [m for m in given.methods.split(",") if is_gpt or not m.startswith("lora")]
+    if methods[0] != "dense":
+        raise SystemExit("error: --methods must begin with dense, which the others are compared with")
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    runs = [Run(method, given) for method in methods]
+    for run in runs:
+        run.block(given.block + 2)  # compiles, and makes a new selection
+    for number in range(given.blocks):
+        for run in runs:
+            run.means.append(run.block(given.block))
+            print(f"block {number} {run.method}: {run.means[-1]:.2f} ms", flush=True)
+    results = []
+    for run in runs:
+        ratios = sorted(mine / dense for mine, dense in zip(run.means, runs[0].means, strict=True))
+        row = {"method": run.method, "ms": median(run.means), "ratio": median(ratios), "range": [ratios[0], ratios[-1]]}
+        if given.device == "cuda":
+            row["kernel_ms"] = run.kernels(3)
+        results.append(row)
+        shown = f", kernels {row['kernel_ms']:.2f} ms" if "kernel_ms" in row else ""
+        print(f"{run.method}: {row['ms']:.2f} ms, {row['ratio']:.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}){shown}")
     if given.save:
-        name = f"backprop_cpu_{given.threads}" if given.device == "cpu" else f"backprop_cuda_{given.dtype}"
-        setting = {"threads": given.threads, "dtype": given.dtype, "channels last": given.channels_last}
-        save(given.name or name, [0], setting | {"share": given.share, "ratios": figures})
+        kept = {n: getattr(given, n) for n in ("model", "sequences", "length", "compile", "block", "blocks", "threads")}
+        figures = kept | {"checkpointing": not given.no_checkpointing, "methods": results}
+        parts = [given.model.replace(".", "_"), str(given.sequences), given.device]
+        extra = [w for w, on in (("full", given.no_checkpointing and is_gpt), ("compiled", given.compile)) if on]
+        save("_".join(["backprop", *parts, *extra]), [0], figures)
 
 
 if __name__ == "__main__":
