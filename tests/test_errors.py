@@ -50,7 +50,10 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "entropy of inf": (lambda: silk.entropy(torch.tensor([float("inf")])), "not finite"),
     "decay": (lambda: silk.RTop(1, 1, memory_decay=1.5), "memory_decay = 1.5 must lie in [0, 1]"),
     "unknown scaling": (lambda: silk.RTop(1, 1, scaling="half"), "scaling = 'half' is not one of 'unbiased', 'none'"),
-    "unknown groups": (lambda: silk.RTop(0.1, 0.1, groups="blocks"), "groups = 'blocks' is not one of 'rows', None"),
+    "unknown groups": (
+        lambda: silk.RTop(0.1, 0.1, groups="blocks"),
+        "groups = 'blocks' is not one of 'rows', 'columns', None",
+    ),
     "a count of rows": (lambda: silk.RTop(0.1, 3, groups="rows"), "k2 = 3 is a count, and rows are selected by their"),
     "too many rows": (lambda: silk.SparseSVRG(p(), 0.1, 0.7, 0.6, groups="rows"), "lower k2 to at most 0.3"),
     "shapes that do not fit": (

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import spidersilk as silk
 from spidersilk import reference
 from spidersilk.kernels.plain import PLAIN
-from spidersilk.operator.groups import RowLayout
+from spidersilk.operator.groups import GroupLayout
 from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection, Selector
 from spidersilk.variance.measures import Meter
@@ -150,9 +150,9 @@ def test_lemma_1_on_rows_and_that_it_needs_the_scale() -> None:
 
 
 def test_classes_are_of_equal_length_over_all_tensors_or_within_each() -> None:
-    together = RowLayout(SHAPES, CPU)
+    together = GroupLayout(SHAPES, CPU)
     assert [(c.length, c.count) for c in together.classes] == [(2, 7), (1, 4)]
-    apart = RowLayout(SHAPES, CPU, per_tensor=True)
+    apart = GroupLayout(SHAPES, CPU, per_tensor=True)
     assert [(c.length, c.count) for c in apart.classes] == [(2, 3), (1, 3), (2, 4), (1, 1)]
     memory = torch.rand(18, dtype=torch.float64)
     sparsity = silk.RTop(0.3, 0.3, per_tensor=True, groups="rows")
