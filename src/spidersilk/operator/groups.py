@@ -109,7 +109,12 @@ class GroupClass:
         """The sum of |memory| over each group. Groups compared have one length: their means are in the same order."""
         dtype = torch.float32 if memory.dtype in (torch.float16, torch.bfloat16) else memory.dtype
         parts = [memory[t.begin : t.begin + t.size].reshape(t.outer, t.count, t.inner) for t in self.tensors]
-        sums = [torch.linalg.vector_norm(part, 1, dim=(0, 2), dtype=dtype) for part in parts]
+        sums = [  # on a CPU vector_norm is ten times slower than sum where groups are not contiguous
+            torch.linalg.vector_norm(part[0], 1, dim=1, dtype=dtype)
+            if part.shape[0] == 1
+            else part.abs().sum((0, 2), dtype=dtype)
+            for part in parts
+        ]
         return (sums[0] if len(sums) == 1 else torch.cat(sums)).clamp(max=torch.finfo(dtype).max)
 
     def coordinates(self, groups: Tensor) -> Tensor:
