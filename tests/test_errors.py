@@ -50,7 +50,31 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
     "entropy of inf": (lambda: silk.entropy(torch.tensor([float("inf")])), "not finite"),
     "decay": (lambda: silk.RTop(1, 1, memory_decay=1.5), "memory_decay = 1.5 must lie in [0, 1]"),
     "unknown scaling": (lambda: silk.RTop(1, 1, scaling="half"), "scaling = 'half' is not one of 'unbiased', 'none'"),
-    "unknown groups": (lambda: silk.RTop(0.1, 0.1, groups="blocks"), "groups = 'blocks' is not one of 'rows', None"),
+    "unknown groups": (
+        lambda: silk.RTop(0.1, 0.1, groups="blocks"),
+        "groups = 'blocks' is not one of 'rows', 'columns', None",
+    ),
+    "columns and sparse_backward": (
+        lambda: silk.SparseSVRG(p(), 0.1, groups="columns", sparse_backward=True),
+        "sparse_backward = True with groups = 'columns': layer rules are for groups='rows' alone, so leave",
+    ),
+    "a count of columns": (lambda: silk.RTop(3, groups="columns"), "k1 = 3 is a count, and columns are selected by"),
+    "too many columns": (
+        lambda: silk.RTop(0.7, 0.6, groups="columns"),
+        "exceeds 1, all columns: lower k2 to",
+    ),
+    "groups without shapes": (
+        lambda: silk.select(torch.ones(6), 0.1, 0.1, groups="columns"),
+        "groups = 'columns' without shapes: give the shapes",
+    ),
+    "groups of select": (
+        lambda: silk.rtop_variance(torch.ones(6), torch.ones(6), 0.1, 0.1, shapes=[(2, 3)], groups="blocks"),
+        "groups = 'blocks' is not one of 'rows', 'columns', None",
+    ),
+    "a dimension that is not there": (
+        lambda: silk.RTop(groups="columns").density([(2, 3)], [2]),
+        "dimension = 2 of a tensor of shape (2, 3): give one below 2",
+    ),
     "a count of rows": (lambda: silk.RTop(0.1, 3, groups="rows"), "k2 = 3 is a count, and rows are selected by their"),
     "too many rows": (lambda: silk.SparseSVRG(p(), 0.1, 0.7, 0.6, groups="rows"), "lower k2 to at most 0.3"),
     "shapes that do not fit": (

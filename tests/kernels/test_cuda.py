@@ -294,6 +294,7 @@ FORMS = {
     "previous": {"reference": "previous", "sparsity": silk.RTop(10, 5)},
     "anchor": {"reference": "anchor", "sparsity": silk.RTop(10, 5)},
     "rows": {"reference": "anchor", "sparsity": silk.RTop(0.2, 0.2, groups="rows")},
+    "columns": {"reference": "anchor", "sparsity": silk.RTop(0.2, 0.2, groups="columns")},
     "selected": {"reference": "anchor", "move": "selected", "choose": "anchor", "sparsity": silk.RTop(10, 5)},
     "selected, k": {"reference": "anchor", "move": "selected", "anchor_move": "selected", "sparsity": silk.RTop(10, 5)},
 }

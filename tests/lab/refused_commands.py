@@ -84,7 +84,7 @@ SETTINGS = [
     ("run logistic", "memory_decay=1.5", "memory_decay = 1.5 must be a number from 0 to 1"),
     ("run logistic", "memory_decay=-0.1", "memory_decay = -0.1 must be a number from 0 to 1"),
     ("run logistic", "memory_decay=null", "memory_decay = None must be a number"),
-    ("run logistic", "groups=columns", "groups = 'columns' is not known"),
+    ("run logistic", "groups=blocks", "groups = 'blocks' is not known"),
     ("run logistic --set groups=rows", "k1=3", "k1 = 3 is a count, and rows are selected by their share"),
     ("run logistic", "track_memory=1", "track_memory = 1 must be true or false"),
     ("run logistic", "measures=yes", "measures = 'yes' must be true or false"),

@@ -42,9 +42,10 @@ def test_every_optimizer_runs(optimizer: str, tmp_path: Path) -> None:
     assert told["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.parametrize("groups", ["rows", "columns"])
 @pytest.mark.parametrize("optimizer", ["sparse-svrg", "sparse-spiderboost"])
-def test_whole_rows_in_the_lab(optimizer: str, tmp_path: Path) -> None:
-    made = apply_settings(config("image", optimizer, options=DIGITS | {"model": "fc"}, **SMALL), ["groups=rows"])
+def test_whole_groups_in_the_lab(optimizer: str, groups: str, tmp_path: Path) -> None:
+    made = apply_settings(config("image", optimizer, options=DIGITS | {"model": "fc"}, **SMALL), [f"groups={groups}"])
     going = runner.Run(replace(made, lr=0.02).completed(), tmp_path / "run")
     assert going.go(False, lambda _: None)["status"] == "finished"
     assert metrics(tmp_path / "run")[-1]["train_loss"] < metrics(tmp_path / "run")[0]["train_loss"]

@@ -1,4 +1,4 @@
-"""Selection of whole rows: which rows, Lemma 1 on rows, and training with them."""
+"""Selection of whole rows: which rows, Lemma 1 on rows; and training with rows or columns."""
 
 from __future__ import annotations
 
@@ -8,16 +8,29 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from cases import METHODS, SPARSE, Problem, mlp
+from cases import METHODS, SPARSE
+from group_cases import (
+    INNER,
+    LOOPS,
+    PROBLEMS,
+    batches,
+    conv,
+    dimensions_of,
+    groups_by_length,
+    seeded,
+    shapes_of,
+    shares,
+    top_groups,
+    train,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import spidersilk as silk
 from spidersilk import reference
 from spidersilk.kernels.plain import PLAIN
-from spidersilk.operator.groups import RowLayout
+from spidersilk.operator.groups import GroupLayout
 from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection, Selector
 from spidersilk.variance.measures import Meter
@@ -25,31 +38,6 @@ from spidersilk.variance.method import Method
 
 CPU = torch.device("cpu")
 SHAPES = [(3, 2), (3,), (4, 1, 2), ()]  # rows of length 2: 3 + 4, of length 1: 3 + 1
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def rows_by_length(shapes: list[tuple[int, ...]]) -> dict[int, list[list[int]]]:
-    """The coordinates of each row, grouped by row length."""
-    found: dict[int, list[list[int]]] = {}
-    at = 0
-    for shape in shapes:
-        length = math.prod(shape[1:]) if len(shape) > 1 else 1
-        for _ in range(math.prod(shape) // length):
-            found.setdefault(length, []).append(list(range(at, at + length)))
-            at += length
-    return found
-
-
-def shares(k1: float, k2: float, count: int) -> tuple[int, int]:
-    g1 = math.ceil(round(k1 * count, 9))
-    return g1, min(math.ceil(round(k2 * count, 9)), count - g1)
-
-
-def top_rows(memory: Tensor, rows: list[list[int]], g1: int) -> list[int]:
-    return reference.top(torch.stack([memory[row].abs().sum() for row in rows]), g1)
 
 
 @given(
@@ -66,9 +54,9 @@ def test_whole_rows_are_selected_by_the_sum_of_memory(
     memory = torch.randint(-3, 4, (d,), generator=seeded(seed)).to(dtype)  # ties, exact sums
     selection = silk.select(memory, k1, k2, shapes=shapes, generator=seeded(seed))
     top, scale_of = [], {}
-    for rows in rows_by_length(shapes).values():
+    for rows in groups_by_length(shapes, [0] * len(shapes)):
         g1, g2 = shares(k1, k2, len(rows))
-        chosen = top_rows(memory.double(), rows, g1)
+        chosen = top_groups(memory.double(), rows, g1)
         top += [i for r in chosen for i in rows[r]]
         drawn = [r for r, row in enumerate(rows) if row[0] in selection.random.tolist()]
         assert len(drawn) == g2
@@ -99,9 +87,9 @@ def test_lemma_1_on_rows_by_enumeration(k1: float, k2: float) -> None:
     """Over all equally likely draws the mean is y and the summed variance that of the formula, to rounding."""
     memory, y = torch.randn(2, 18, generator=seeded(1), dtype=torch.float64)
     outcomes = []
-    for rows in rows_by_length(SHAPES).values():
+    for rows in groups_by_length(SHAPES, [0] * len(SHAPES)):
         g1, g2 = shares(k1, k2, len(rows))
-        top = top_rows(memory, rows, g1)
+        top = top_groups(memory, rows, g1)
         rest = [r for r in range(len(rows)) if r not in top]
         own = []
         for drawn in combinations(rest, g2):
@@ -150,9 +138,9 @@ def test_lemma_1_on_rows_and_that_it_needs_the_scale() -> None:
 
 
 def test_classes_are_of_equal_length_over_all_tensors_or_within_each() -> None:
-    together = RowLayout(SHAPES, CPU)
+    together = GroupLayout(SHAPES, CPU)
     assert [(c.length, c.count) for c in together.classes] == [(2, 7), (1, 4)]
-    apart = RowLayout(SHAPES, CPU, per_tensor=True)
+    apart = GroupLayout(SHAPES, CPU, per_tensor=True)
     assert [(c.length, c.count) for c in apart.classes] == [(2, 3), (1, 3), (2, 4), (1, 1)]
     memory = torch.rand(18, dtype=torch.float64)
     sparsity = silk.RTop(0.3, 0.3, per_tensor=True, groups="rows")
@@ -176,53 +164,7 @@ def test_a_saved_selection_and_a_part_of_one_know_their_rows() -> None:
     assert silk.select(torch.rand(18), 0.3, 0.3).rows is None
 
 
-# Training.
-
-
-def conv(seed: int = 5, n: int = 40) -> Problem:
-    """A small network with a convolution, a norm, an embedding and linear layers: rows of many lengths."""
-    g = seeded(seed)
-    x = torch.randn(n, 2, 6, 6, generator=g, dtype=torch.float64)
-    words, y = torch.randint(7, (n,), generator=g), torch.randint(3, (n,), generator=g)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(2, 4, 3), nn.GroupNorm(1, 4)
-            self.words, self.out = nn.Embedding(7, 5), nn.Linear(9, 3)
-
-        def forward(self, x: Tensor, words: Tensor) -> Tensor:
-            h = self.norm(self.conv(x)).tanh().mean((2, 3))
-            return self.out(torch.cat([h, self.words(words)], 1))
-
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Net().double()
-    return Problem("conv", model, lambda m, b: F.cross_entropy(m(x[b], words[b]), y[b]), n, lr=0.05)
-
-
-PROBLEMS = {"conv": conv, "mlp": mlp}
-LOOPS, INNER = 4, 6
-
-
-def batches(problem: Problem) -> tuple[list[Tensor], list[Tensor]]:
-    g = seeded(3)
-    draw = lambda size: torch.randperm(problem.samples, generator=g)[:size]  # noqa: E731
-    return [draw(20) for _ in range(LOOPS)], [draw(5) for _ in range(LOOPS * (INNER - 1))]
-
-
-def train(problem: Problem, optimizer: silk.VarianceReduced, start: int = 0, stop: int = LOOPS * INNER) -> list:
-    """Steps [start, stop); each selection once."""
-    large, small = batches(problem)
-    selections = []
-    for t in range(start, stop):
-        loop, place = divmod(t, INNER)
-        batch = small[loop * (INNER - 1) + place - 1] if place else large[loop]
-        optimizer.step(problem.closure(optimizer, batch), anchor=place == 0, samples=len(batch))
-        if optimizer.selection is not None and optimizer.selection is not (selections or [None])[-1]:
-            selections.append(optimizer.selection)
-    return selections
-
+# Training, by rows and by columns.
 
 # Every method on both backends, each time on another problem.
 TRAJECTORIES = [
@@ -232,12 +174,13 @@ TRAJECTORIES = [
 ]
 
 
+@pytest.mark.parametrize("groups", ["rows", "columns"])
 @pytest.mark.parametrize(("name", "problem_name", "backend"), TRAJECTORIES)
-def test_trajectory_equals_the_reference(name: str, problem_name: str, backend: str) -> None:
-    """Replays the same selections; each must hold the top rows of the reference's M."""
+def test_trajectory_equals_the_reference(name: str, problem_name: str, backend: str, groups: str) -> None:
+    """Replays the same selections; each must hold the top groups of the reference's M."""
     problem = PROBLEMS[problem_name]()
     x0, method = problem.flat_x(), METHODS[name]
-    options = {"k1": 0.15, "k2": 0.15, "groups": "rows", "backend": backend, "generator": seeded(4)}
+    options = {"k1": 0.15, "k2": 0.15, "groups": groups, "backend": backend, "generator": seeded(4)}
     optimizer = method.make(problem.model.parameters(), problem.lr, **options)
     selections = train(problem, optimizer)
     large, small = batches(problem)
@@ -247,26 +190,28 @@ def test_trajectory_equals_the_reference(name: str, problem_name: str, backend: 
     )  # fmt: skip
     torch.testing.assert_close(problem.flat_x(), trace.output, rtol=0, atol=1e-11)
     assert optimizer.gradient_queries == pytest.approx(trace.queries)
-    classes = rows_by_length([tuple(p.shape) for p in problem.model.parameters()]).values()
+    classes = groups_by_length(shapes_of(problem), dimensions_of(problem_name, groups))
     for selection, memory in zip(trace.selections, trace.selected_from, strict=True):
-        expected = [i for rows in classes for r in top_rows(memory, rows, -(-len(rows) * 3 // 20)) for i in rows[r]]
+        expected = [i for own in classes for r in top_groups(memory, own, -(-len(own) * 3 // 20)) for i in own[r]]
         assert selection.top.tolist() == sorted(expected)
 
 
 @pytest.mark.parametrize("name", SPARSE)
-def test_all_rows_are_the_same_as_all_coordinates(name: str) -> None:
+def test_all_groups_are_the_same_as_all_coordinates(name: str) -> None:
     ends = []
-    for groups in ("rows", None):
+    for groups in ("rows", "columns", None):
         problem = conv()
         options = {"k1": 0.5, "k2": 0.5, "groups": groups, "generator": seeded(4)}
         train(problem, METHODS[name].make(problem.model.parameters(), problem.lr, **options))
         ends.append(problem.flat_x())
-    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(ends[0], ends[2], rtol=0, atol=1e-12)
+    torch.testing.assert_close(ends[1], ends[2], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("groups", ["rows", "columns"])
 @pytest.mark.parametrize("name", SPARSE)
-def test_stopped_and_gone_on_bit_for_bit(name: str) -> None:
-    options = {"k1": 0.2, "k2": 0.2, "groups": "rows"}
+def test_stopped_and_gone_on_bit_for_bit(name: str, groups: str) -> None:
+    options = {"k1": 0.2, "k2": 0.2, "groups": groups}
     whole = conv()
     train(whole, METHODS[name].make(whole.model.parameters(), whole.lr, generator=seeded(4), **options))
     first, second = conv(), conv()
@@ -282,7 +227,7 @@ def test_stopped_and_gone_on_bit_for_bit(name: str) -> None:
     train(second, after, 15)
     assert torch.equal(second.flat_x(), whole.flat_x())
     other = METHODS[name].make(second.model.parameters(), second.lr, k1=0.2, k2=0.2)
-    with pytest.raises(ValueError, match="'groups': 'rows'"):
+    with pytest.raises(ValueError, match=f"'groups': '{groups}'"):
         other.load_state_dict(state)
 
 

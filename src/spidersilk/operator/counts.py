@@ -18,18 +18,18 @@ def check_count(name: str, value: Count) -> None:
         raise ValueError(f"{name} = {value} must lie in [0, 1] as a float: {hint}")
 
 
-def check_shares(k1: Count, k2: Count) -> None:
-    """What k1 and k2 must be where rows are selected: no count fits the rows of every length."""
+def check_shares(k1: Count, k2: Count, groups: str) -> None:
+    """What k1 and k2 must be where `groups` ("rows", "columns") are selected: no count fits those of every length."""
     for name, value in (("k1", k1), ("k2", k2)):
         if isinstance(value, int) and value:
             raise ValueError(
-                f"{name} = {value} is a count, and rows are selected by their share among those of each length: give a "
-                f"fraction, for example {name}=0.05"
+                f"{name} = {value} is a count, and {groups} are selected by their share among those of each length: "
+                f"give a fraction, for example {name}=0.05"
             )
     if k1 + k2 == 0:
         raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to a fraction above 0")
     if k1 + k2 > 1 + 1e-9:
-        raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all rows: lower k2 to at most {1 - k1:g}")
+        raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all {groups}: lower k2 to at most {1 - k1:g}")
 
 
 def resolve_counts(k1: Count, k2: Count, d: int) -> tuple[int, int]:
@@ -60,6 +60,6 @@ def count_of(value: Count, d: int) -> int:
 
 
 def counts_within(k1: Count, k2: Count, size: int) -> tuple[int, int]:
-    """The counts for one tensor, or for the rows of one length, as far as they reach."""
+    """The counts for one tensor, or for the groups of one length, as far as they reach."""
     top = min(count_of(k1, size), size)
     return top, min(count_of(k2, size), size - top)

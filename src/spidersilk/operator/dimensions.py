@@ -1,14 +1,40 @@
-"""Which dimension of a weight its groups are along."""
+"""Along which dimension of a weight its columns are counted, which its module decides."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Iterable, Sequence
 
-_INPUTS_FIRST = (nn.Embedding, nn.EmbeddingBag, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
+
+_INPUTS_FIRST = (nn.Embedding, nn.EmbeddingBag, _ConvTransposeNd)
 
 
 def group_dimension(module: nn.Module | None, weight: Tensor) -> int:
-    """Of "columns": the input features of a layer, the rows of a table; 1 where the module is not known."""
-    if isinstance(module, _INPUTS_FIRST) or type(module).__name__ == "Conv1D":  # of transformers
-        return 0
-    return 1
+    """The dimension of `weight` along which `module` counts inputs: features, channels, or the entries of a table.
+
+    It is 1 (Linear, Conv1d to Conv3d, modules that are not known), or 0 for an embedding, whose groups are its rows,
+    for a transposed convolution and for the Conv1D of transformers. A vector has dimension 0 alone.
+
+    >>> linear, table = nn.Linear(3, 2), nn.Embedding(9, 2)
+    >>> group_dimension(linear, linear.weight), group_dimension(table, table.weight)
+    (1, 0)
+    """
+    return 0 if weight.dim() < 2 or isinstance(module, _INPUTS_FIRST) or _is_conv1d(module) else 1
+
+
+def _is_conv1d(module: nn.Module | None) -> bool:
+    """Whether it is transformers' Conv1D, a linear layer with a weight of shape (inputs, outputs)."""
+    return any(
+        kind.__name__ == "Conv1D" and kind.__module__.partition(".")[0] == "transformers"
+        for kind in type(module).__mro__
+    )
+
+
+def group_dimensions(weights: Sequence[Tensor], modules: Iterable[nn.Module]) -> list[int]:
+    """`group_dimension` of each weight by the module that holds it; the lowest, where several do."""
+    found: dict[int, int] = {}
+    for module in modules:
+        for weight in module.parameters(recurse=False):
+            found[id(weight)] = min(found.get(id(weight), 1), group_dimension(module, weight))
+    return [found.get(id(weight), group_dimension(None, weight)) for weight in weights]

@@ -34,7 +34,7 @@ class Selection:
     """k1 top and k2 random coordinates of d; a value read at a random one counts `scale` times.
 
     `top` and `random` are int64, ascending and disjoint. `scale` is (d - k1) / k2, or one value per random coordinate
-    where tensors or rows were selected from separately; it is 1 where nothing was left to draw from or nothing was
+    where tensors or groups were selected from separately; it is 1 where nothing was left to draw from or nothing was
     drawn. `picked` tells which rows it consists of, where whole rows were selected.
     """
 
@@ -67,7 +67,7 @@ class Selection:
 
     @cached_property
     def rows(self) -> tuple[Tensor, ...] | None:
-        """For each parameter the selected rows, top and random, ascending; None where coordinates were selected."""
+        """For each parameter the selected rows, top and random, ascending; None where no rows were selected."""
         return None if self.picked is None else self.picked.split()
 
     def gather(self, y: Tensor) -> Tensor:
@@ -127,19 +127,26 @@ class Selector:
     """Draws the selections of a method. It owns where the groups lie, the random stream and the kernels' hint on M.
 
     slabs: for each flat vector of parameters (one a device and dtype) the shapes of its tensors, and the device. The
-    selection is over all of them together.
+    selection is over all of them together. dimensions: of all these tensors, along which columns are counted.
     """
 
-    def __init__(self, sparsity: RTop, slabs: Sequence[tuple[Shapes, torch.device]], stream: Stream, kernels: Kernels):
+    def __init__(
+        self,
+        sparsity: RTop,
+        slabs: Sequence[tuple[Shapes, torch.device]],
+        stream: Stream,
+        kernels: Kernels,
+        dimensions: Sequence[int] | None = None,
+    ):
         self.sparsity, self.stream, self.kernels = sparsity, stream, kernels
         self.hint: object = None  # from the kernels' last update of M, where there is one slab
         shapes = [shape for of_slab, _ in slabs for shape in of_slab]
         device = slabs[0][1]
         self._sizes = [math.prod(shape) for shape in shapes]
         self._cuts = [(sum(math.prod(s) for s in of_slab), device) for of_slab, device in slabs]
-        self._rows = sparsity.layout(shapes, device)
+        self._layout = sparsity.layout(shapes, device, dimensions)
         self._counts = (0, 0)
-        if self._rows is None and not sparsity.per_tensor:
+        if self._layout is None and not sparsity.per_tensor:
             self._counts = resolve_counts(sparsity.k1, sparsity.k2, sum(self._sizes))
         if kernels.draws_on_device:
             stream.counter(device)  # now: a graph that is being captured could not make it
@@ -148,10 +155,10 @@ class Selector:
         """Select by M, one vector for each slab; a selection for each slab comes back."""
         if len(memories) > 1:
             return self._draw_over_all(memories)
-        memory, sparsity, kernels = memories[0], self.sparsity, self.kernels
+        memory, sparsity, kernels, layout = memories[0], self.sparsity, self.kernels, self._layout
         seed = self.stream.counter(memory.device) if kernels.draws_on_device else self.stream.next()
-        if self._rows is not None:
-            return [Selection(*self._rows.draw(memory, self._rows.counts(sparsity.k1, sparsity.k2), seed, kernels))]
+        if layout is not None:
+            return [Selection(*layout.draw(memory, layout.counts(sparsity.k1, sparsity.k2), seed, kernels))]
         if sparsity.per_tensor:
             return [self._draw_per_tensor(memory, seed)]
         (k1, k2), d = self._counts, memory.numel()

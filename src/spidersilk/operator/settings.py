@@ -11,10 +11,9 @@ import torch
 
 from spidersilk.checks import check_choice, check_fraction
 from spidersilk.operator.counts import Count, check_count, check_shares, counts_within, resolve_counts
-from spidersilk.operator.groups import RowLayout, Shapes
+from spidersilk.operator.groups import GroupLayout, Groups, Shapes
 
 Scaling = Literal["unbiased", "none", "refresh"]
-Groups = Literal["rows"]
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class RTop:
     coordinate keeps its refreshed value until it is selected again or a new anchor comes), or None: the method's own.
     `memory_decay` is the weight of the newest |v| in M. `memory_reset` restarts M from |v| at each anchor.
     `per_tensor` selects from each parameter tensor separately; a tensor smaller than a given count is taken whole.
-    `groups="rows"` selects whole rows (`operator/groups.py`) by the sum of M over each. k1 and k2, fractions then, are
-    shares of the rows of each length, at least one row of each.
+    `groups="rows"` or "columns" selects whole ones (`operator/groups.py`) by the sum of M over each. k1 and k2 are then
+    fractions, shares of the groups of each length, at least one of each.
     """
 
     k1: Count = 0.05
@@ -44,21 +43,23 @@ class RTop:
             raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
         check_choice("scaling", self.scaling, ("unbiased", "none", "refresh", None))
         check_fraction("memory_decay", self.memory_decay, "0 keeps the old memory, 1 keeps only the newest |v|")
-        check_choice("groups", self.groups, ("rows", None))
-        if self.groups == "rows":
-            check_shares(self.k1, self.k2)
+        check_choice("groups", self.groups, ("rows", "columns", None))
+        if self.groups is not None:
+            check_shares(self.k1, self.k2, self.groups)
 
-    def layout(self, shapes: Shapes, device: torch.device) -> RowLayout | None:
-        """Where the rows of tensors with `shapes` are, if this selects rows."""
-        return None if self.groups is None else RowLayout(shapes, device, self.per_tensor)
+    def layout(
+        self, shapes: Shapes, device: torch.device, dimensions: Sequence[int] | None = None
+    ) -> GroupLayout | None:
+        """Where the groups of tensors with `shapes` are, if this selects groups; columns along `dimensions`."""
+        return None if self.groups is None else GroupLayout(shapes, device, self.groups, self.per_tensor, dimensions)
 
-    def density(self, shapes: Sequence[Sequence[int]]) -> float:
-        """k/d for tensors with `shapes`."""
+    def density(self, shapes: Shapes, dimensions: Sequence[int] | None = None) -> float:
+        """k/d for tensors with `shapes`; columns are counted along `dimensions`, or the second of each."""
         sizes = [math.prod(shape) for shape in shapes]
-        rows = self.layout(shapes, torch.device("cpu"))
-        if rows is not None:
-            counts = rows.counts(self.k1, self.k2)
-            k = sum(sum(count) * c.length for count, c in zip(counts, rows.classes, strict=True))
+        layout = self.layout(shapes, torch.device("cpu"), dimensions)
+        if layout is not None:
+            counts = layout.counts(self.k1, self.k2)
+            k = sum(sum(count) * c.length for count, c in zip(counts, layout.classes, strict=True))
         elif self.per_tensor:
             k = sum(sum(counts_within(self.k1, self.k2, size)) for size in sizes)
         else:

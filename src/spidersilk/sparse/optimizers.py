@@ -11,9 +11,9 @@ from torch.optim.optimizer import ParamsT
 
 from spidersilk.checks import check_number
 from spidersilk.operator.counts import Count
+from spidersilk.operator.groups import Groups
 from spidersilk.parallel.workers import Group
 from spidersilk.sparse.sparse import Sparse
-from spidersilk.sparse.weights import Groups
 
 
 class Shared(TypedDict, total=False):

@@ -16,12 +16,13 @@ from torch.optim.optimizer import ParamsT
 from spidersilk.checks import check_choice, check_number, check_positive_int
 from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor, Small
 from spidersilk.operator.counts import Count, check_count, check_shares
+from spidersilk.operator.groups import Groups
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Group, Share, Traffic
 from spidersilk.sparse import bases, saved, together
 from spidersilk.sparse.compact import Compact
 from spidersilk.sparse.sharded import rank_of, ranks_of
-from spidersilk.sparse.weights import Groups, Weights, trainable
+from spidersilk.sparse.weights import Weights, trainable
 from spidersilk.variance.saving import Saves
 
 Closure = Callable[[], Any]
@@ -135,7 +136,7 @@ class Sparse(Saves):
         if k1 + k2 == 0:
             raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
         if groups is not None:
-            check_shares(k1, k2)
+            check_shares(k1, k2, groups)
         return {**group, "params": self._weights.stand_ins(group["params"], k1, k2, groups)}
 
     def _params(self) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,12 @@ from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
 from spidersilk.operator.counts import Count
 from spidersilk.operator.dimensions import group_dimension
+from spidersilk.operator.groups import Groups
 from spidersilk.sparse.compact import HALVES, Compact, is_trained_whole
 from spidersilk.sparse.owners import Owners
 from spidersilk.sparse.sharded import check_placement, is_sharded, local
 from spidersilk.variance.flat import is_dense
 
-Groups = Literal["rows", "columns"]
 Owned = list[tuple[nn.Module, str]]
 Collect = Callable[[Compact], None]
 _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly
@@ -114,8 +114,8 @@ def _dimension(weight: Tensor, groups: Groups | None, places: Owned) -> int | No
     """Along which the groups of a weight are; None: its entries are selected one by one."""
     if groups is None or weight.dim() < 2:
         return None
-    module = places[0][0] if places else None
-    dimension = 0 if groups == "rows" else group_dimension(module, weight)
+    owners = [module for module, _ in places] or [None]
+    dimension = 0 if groups == "rows" else min(group_dimension(module, weight) for module in owners)
     if is_sharded(weight):
         return 1  # each rank has some rows, and selects columns of these
     strides, shape = weight.stride(), weight.shape

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from spidersilk.find_modules import modules_around
 from spidersilk.kernels.interface import Flag, Kernels, Update
 from spidersilk.kernels.plain import PLAIN, all_finite
 from spidersilk.loop.step_size import theorem_1_step
 from spidersilk.operator.counts import resolve_counts
+from spidersilk.operator.dimensions import group_dimensions
 from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection, Selector
 from spidersilk.variance import memory
@@ -63,9 +65,13 @@ class Engine:
         self.points = TwoPoint(self.vectors.params, model)
         self.sparse_backward, self.captures = sparse_backward, 0
         self.selector: Selector | None = None
+        self.dimensions: list[int] | None = None  # of the parameters: along which columns are counted
         if method.sparsity is not None:
+            if method.sparsity.groups == "columns":
+                modules = modules_around(self.vectors.params) if model is None else model.modules()
+                self.dimensions = group_dimensions(self.vectors.params, modules)
             shapes = [([p.shape for p in slab.params], slab.device) for slab in self.slabs]
-            self.selector = Selector(method.sparsity, shapes, stream, kernels)
+            self.selector = Selector(method.sparsity, shapes, stream, kernels, self.dimensions)
         full_state = method.anchor_move == "all"
         self.compact = CompactBase(base, self.slabs, full_state, kernels) if method.moves_selected else None
         self.selections: list[Selection] | None = None
@@ -276,6 +282,8 @@ class Engine:
             self.compact.flush()
             state["compact"] = self.compact.state_dict()
         state["vectors"] = self.vectors.state_dict()
+        if self.dimensions is not None:
+            state["dimensions"] = self.dimensions
         state["selections"] = None if self.selections is None else [s.state_dict() for s in self.selections]
         return state
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from spidersilk.checks import Form
 from spidersilk.kernels.interface import Kernels
 from spidersilk.kernels.plain import all_finite
-from spidersilk.operator.groups import RowLayout
+from spidersilk.operator.groups import GroupLayout
 from spidersilk.operator.random_stream import mix
 from spidersilk.operator.settings import RTop
 from spidersilk.variance.flat import Slab
@@ -25,8 +25,8 @@ class LazyRows:
 
     def __init__(self, slab: Slab, sparsity: RTop, kernels: Kernels):
         self.slab, self.sparsity, self.kernels = slab, sparsity, kernels
-        layout = RowLayout([p.shape for p in slab.params], slab.device, sparsity.per_tensor)
-        self.shapes = layout.shapes
+        layout = GroupLayout([p.shape for p in slab.params], slab.device, "rows", sparsity.per_tensor)
+        self.shapes = [(tensor.count, tensor.inner) for tensor in layout.tensors]
         self.classes = layout.classes
         self.counts = layout.counts(sparsity.k1, sparsity.k2)
         self.density = sum(sum(n) * c.length for n, c in zip(self.counts, self.classes, strict=True)) / slab.d
@@ -47,8 +47,8 @@ class LazyRows:
         """Views of values per class, one for each parameter."""
         at: dict[int, Tensor] = {}  # by where a parameter begins in the flat vector
         for of_class, of_rows in zip(self.classes, values, strict=True):
-            starts, counts = zip(*of_class.pieces, strict=True)
-            at |= zip(starts, of_rows.split(list(counts)), strict=True)
+            parts = of_rows.split([tensor.count for tensor in of_class.tensors])
+            at |= {tensor.begin: part for tensor, part in zip(of_class.tensors, parts, strict=True)}
         starts = accumulate(self.slab.sizes[:-1], initial=0)
         return [at[start] if size else values[0][:0] for start, size in zip(starts, self.slab.sizes, strict=True)]
 

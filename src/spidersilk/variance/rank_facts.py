@@ -27,7 +27,7 @@ def facts_of(
     return [
         Fact(
             "their settings",
-            hash_of(settings),
+            hash_of([settings, engine.dimensions]),
             "construct the same optimizer over the same parameters on every rank",
         ),
         Fact(

@@ -98,6 +98,8 @@ def check_engine_state(state: dict[str, Any], engine: Engine) -> None:
     """Refuse vectors and selections that do not fit."""
     check_saved("state", state, {"selections": (list, type(None))})
     engine.vectors.check_state(state["vectors"])
+    if engine.dimensions is not None:
+        _check_dimensions(state, engine.dimensions)
     selections = []
     if state["selections"] is not None:
         check_saved("state['selections']", state["selections"], [dict] * len(engine.slabs))
@@ -106,3 +108,14 @@ def check_engine_state(state: dict[str, Any], engine: Engine) -> None:
     if engine.compact is not None:
         check_saved("state", state, {"compact": dict})
         engine.compact.check_state(state["compact"], selections)
+
+
+def _check_dimensions(state: dict[str, Any], dimensions: list[int]) -> None:
+    """Refuse a state that counts columns along other dimensions."""
+    check_saved("state", state, {"dimensions": [int] * len(dimensions)})
+    for number, (saved, here) in enumerate(zip(state["dimensions"], dimensions, strict=True)):
+        if saved != here:
+            raise ValueError(
+                f"the state counts columns of parameter {number} along dimension {saved}, here it is dimension {here}: "
+                "give model= as where it was saved"
+            )

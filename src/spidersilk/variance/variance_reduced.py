@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import all_finite
 from spidersilk.loop.counter import CountsLoops, LoopCounter
@@ -25,7 +24,7 @@ from spidersilk.variance.engine import Engine
 from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
 from spidersilk.variance.measures import Measures
-from spidersilk.variance.method import Choose, Method, Move, check_base, check_model
+from spidersilk.variance.method import Choose, Method, Move, check_base, check_model, check_sparse_backward
 from spidersilk.variance.over_base import CHANGED, OverBase
 from spidersilk.variance.rank_facts import facts_of
 from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler, refuse_skipped_batches
@@ -53,7 +52,8 @@ class VarianceReduced(CountsLoops, OverBase):
     sparse_backward: whether small steps compute the selected rows of a gradient alone, where whole rows are selected
         and a layer has a rule for it (docs/backprop.md).
     model: the module that holds the parameters. Its buffers (BatchNorm's statistics) are kept the same for both
-        evaluations of a small step; without it the modules around the parameters are searched for.
+        evaluations of a small step, and with groups="columns" its modules tell which dimension of a weight counts
+        inputs; without it the modules around the parameters are searched for.
     generator: seeds the selections, once; torch's default one if None. process_group: a ProcessGroup of ranks that
         train together, or "world" (docs/distributed.md).
 
@@ -80,8 +80,8 @@ class VarianceReduced(CountsLoops, OverBase):
         generator: torch.Generator | None = None,
         process_group: Group = None,
     ):
-        check_choice("sparse_backward", sparse_backward, (True, False))
         self.method = Method(reference, move, choose, anchor_move, sparsity, max_norm)
+        check_sparse_backward(sparse_backward, self.method)
         check_base(base_optimizer, self.method)
         length = None if inner_steps is None else as_inner_length(inner_steps)
         if isinstance(length, Adaptive):

@@ -67,7 +67,7 @@ SETTINGS: Mapping[str, Setting] = {
     "k1": Count(optional=True, about="top coordinates"),
     "k2": Count(optional=True, about="random coordinates"),
     "memory_decay": Number(low=0, high=1, about="the weight of the newest |v| in M"),
-    "groups": Text(choices=("rows",), optional=True, about="select whole rows"),
+    "groups": Text(choices=("rows", "columns"), optional=True, about="select whole rows or columns"),
     "track_memory": Flag(about="keep M for a dense method too (Table 1 needs its entropy)"),
     "measures": Flag(about="log captured energy, noise of v and variance of rtop"),
     "max_norm": Number(above=0, optional=True, about="the largest |v|"),
