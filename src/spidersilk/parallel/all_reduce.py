@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -23,6 +23,19 @@ def all_reduce(tensors: Sequence[Tensor], group: dist.ProcessGroup, what: str) -
         for work in works:
             assert work is not None
             work.wait()
+
+
+def begin_all_reduce(tensor: Tensor, group: dist.ProcessGroup, what: str) -> Callable[[], None]:
+    """The same for one tensor, which is its sum when what comes back has been called."""
+    with answering(group, what):
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+
+    def wait() -> None:
+        assert work is not None
+        with answering(group, what):
+            work.wait()
+
+    return wait
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spidersilk.operator.random_stream import fresh_seed
 from spidersilk.parallel.agreement import Fact, compare
-from spidersilk.parallel.all_reduce import SURE_SIGNS, all_reduce, answering
+from spidersilk.parallel.all_reduce import SURE_SIGNS, all_reduce, answering, begin_all_reduce
 from spidersilk.parallel.ddp_wrappers import Wrappers, refuse_sharding
 
 if dist.is_available():  # before there is a group: defaults of its functions hold the one they find, see `leave`
@@ -117,6 +117,10 @@ class Alone:
     def average(self, values: Sequence[Tensor], share: Share) -> None:
         """The values of a small step := their mean over ranks, each by its share, in place."""
 
+    def begin_average(self, values: Tensor, share: Share) -> Callable[[], None]:
+        """As `average`, of one tensor; it is done when what comes back has been called."""
+        return lambda: None
+
     def mean(self, value: Tensor | float, share: Share) -> Tensor | float:
         """A number of this rank's batch -> that of all ranks' batches."""
         return value
@@ -185,6 +189,10 @@ class Workers(Alone):
             x.mul_(share.weight)
         self.traffic.small_steps += sum(x.numel() * x.element_size() for x in values)
         all_reduce(values, self.group, "the all-reduce of a small step")
+
+    def begin_average(self, values: Tensor, share: Share) -> Callable[[], None]:
+        self.traffic.small_steps += values.numel() * values.element_size()
+        return begin_all_reduce(values.mul_(share.weight), self.group, "the all-reduce of gradients")
 
     def mean(self, value: Tensor | float, share: Share) -> Tensor:
         number = torch.as_tensor(value, dtype=torch.float64).to(self.device).reshape(1) * share.weight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from spidersilk.operator.groups import Groups
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Group, Share, Traffic
 from spidersilk.sparse import bases, saved, together
+from spidersilk.sparse.averaging import Averaging
 from spidersilk.sparse.compact import Compact
+from spidersilk.sparse.pieces import Pieces
 from spidersilk.sparse.sharded import rank_of, ranks_of
 from spidersilk.sparse.weights import Weights, trainable
 from spidersilk.variance.saving import Saves
@@ -74,7 +77,7 @@ class Sparse(Saves):
         self.gradient_queries = 0.0  # in the paper's accounting; nan if a step did not say how many samples
         self._base: Optimizer | None = None
         self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups}
-        self._pieces: list[Tensor | None] = []  # gradients of the pieces of an anchor that came so far
+        self._pieces = Pieces()
         self._share: Share | None = None  # of this rank, while a closure is called
         self._weights = Weights(model, backend, self._collect)
         given: ParamsT = trainable(model_or_params) if isinstance(model_or_params, nn.Module) else model_or_params
@@ -83,6 +86,9 @@ class Sparse(Saves):
         self._shards, self._rank = ranks_of(weights), rank_of(weights)
         self._workers = Alone() if self._shards > 1 else together.workers_of(process_group)
         self._stream = Stream(self._workers.seed(generator))
+        self._averaging = Averaging(self._workers, self._share_now, self._check_ranks)
+        if self._workers.world > 1:
+            self._weights.arrived = self._averaging.arrived
         small = [self._stepped(group) for group in self._given]
         self._base = base_class(small, **bases.arguments_for(base_class, small, base_arguments))
         self.defaults = self._base.defaults
@@ -163,6 +169,16 @@ class Sparse(Saves):
         weights = [compact.weight for compact in self._weights]
         self._workers.verify(lambda: together.facts(settings, progress, self.param_groups, weights))
 
+    def _check_ranks(self) -> None:
+        """Before anything is sent."""
+        weights = [compact.weight for compact in self._weights]
+        self._averaging.wrappers = together.check_ddp(weights)
+        self.check_agreement()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """In it backward passes send nothing to other ranks: for all micro-batches of a step but the last."""
+        return self._averaging.pause()
+
     def close(self) -> None:
         """Let go of the model, which is then as it was: no hooks, no compact parameters. It cannot step any more."""
         self._weights.close()
@@ -176,10 +192,18 @@ class Sparse(Saves):
             return
         if compact.is_due:
             with torch.no_grad():
-                chosen_by = gradient.clone() if self._workers.world > 1 else gradient
-                together.average(self._workers, [chosen_by], self._share or self._workers.share(None, None))
+                chosen_by = gradient
+                if self._workers.world > 1:
+                    self._averaging.check()
+                    chosen_by = gradient.clone()
+                    self._workers.average([chosen_by], self._share_now())
                 compact.choose(chosen_by, self._seed(compact), self.state.get(compact.param, {}))
         compact.collect(gradient)
+        self._averaging.arrived(compact.param)
+
+    def _share_now(self) -> Share:
+        """Of this rank: as the loader says while a closure is called; else all count the same."""
+        return self._share or self._workers.share(None, None)
 
     def _seed(self, compact: Compact) -> int:
         """Of the present selection, for one weight, or this rank's part of it."""
@@ -217,44 +241,26 @@ class Sparse(Saves):
         """
         if not self._weights.close.alive:
             raise RuntimeError("this optimizer is closed, it no longer sees gradients: make a new one")
-        if self.steps == 0 and self._workers.world > 1:
-            together.check_ddp([compact.weight for compact in self._weights])
-            self.check_agreement()
         if isinstance(anchor, Small):
             raise ValueError("inner_steps = 'auto' of the loader: a fresh gradient has no difference to end a loop by")
         piece = anchor if isinstance(anchor, Anchor) else WHOLE
         if anchor and piece.first and self.age:
+            if closure is None:
+                raise ValueError(f"anchor = {anchor}: {together.NO_CLOSURE}")
             self._renew()
         density = 1.0 if any(compact.is_due for compact in self._weights) else self.density
         self._share = share = self._workers.share(getattr(anchor, "portion", None), samples)
-        loss = self._evaluate(closure, piece)
-        self._share = None
+        if closure is None and not share.even:
+            raise ValueError(f"ranks have unequal parts of this batch: {together.NO_CLOSURE}")
+        loss = self._pieces.evaluate(closure, piece, self._params())
         self.gradient_queries += math.nan if share.samples is None else share.samples * density
         if piece.last:
             stepped = [p for p in self._params() if p.grad is not None]
-            together.average(self._workers, [p.grad for p in stepped if p.grad is not None], share)
+            self._averaging.rest(stepped)
             self._move(stepped)
             if anchor is None and self.inner_steps is not None and self.age >= self.inner_steps:
                 self._renew()
-        return loss
-
-    def _evaluate(self, closure: Closure | None, piece: Anchor) -> Any:
-        """Call the closure. Of an anchor in pieces, each counts by its weight, whatever the closure zeroes."""
-        if closure is None or (piece.first and piece.last):
-            with torch.enable_grad():
-                return None if closure is None else closure()
-        params = self._params()
-        before = [None] * len(params) if piece.first else self._pieces
-        for p in params:
-            p.grad = None
-        with torch.enable_grad():
-            loss = closure()
-        for p, old in zip(params, before, strict=True):
-            if p.grad is not None:
-                p.grad.mul_(piece.weight)
-            if old is not None:
-                p.grad = old if p.grad is None else p.grad.add_(old)
-        self._pieces = [] if piece.last else [p.grad for p in params]
+        self._share = None
         return loss
 
     def _move(self, stepped: list[Tensor]) -> None:

@@ -1,19 +1,17 @@
-"""Ranks that train together: the gradients of the selected entries are averaged in one message, and nothing else is."""
+"""Ranks that train together: which these are, what they must hold alike, and wrappers around the model."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spidersilk.find_modules import modules_around
 from spidersilk.parallel.agreement import Fact, checksum_of, hash_of
-from spidersilk.parallel.workers import Alone, Group, Share, as_workers
+from spidersilk.parallel.workers import Alone, Group, as_workers
 
 _IGNORED = "_ddp_params_and_buffers_to_ignore"  # where DistributedDataParallel looks for names
 _MANAGED = (
@@ -22,26 +20,17 @@ _MANAGED = (
     "optimizer, or use no wrapper"
 )
 
+NO_CLOSURE = (
+    "without a closure the gradient is there before this is known: give step() one that calls backward(), as in "
+    "docs/guide.md"
+)
+
 
 def workers_of(process_group: Group) -> Alone:
     """Those of the group; without one, all ranks there are: they would drift apart if nobody averaged."""
     if process_group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return as_workers("world")
     return as_workers(process_group)
-
-
-def average(workers: Alone, gradients: Sequence[Tensor], share: Share) -> None:
-    """Each := its mean over ranks, by their shares; one message for each device and dtype."""
-    if workers.world == 1:
-        return
-    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for gradient in gradients:
-        alike[gradient.device, gradient.dtype].append(gradient)
-    vectors = [torch.cat([g.reshape(-1) for g in group]) for group in alike.values()]
-    workers.average(vectors, share)
-    for vector, group in zip(vectors, alike.values(), strict=True):
-        for gradient, part in zip(group, vector.split([g.numel() for g in group]), strict=True):
-            gradient.copy_(part.view(gradient.shape))
 
 
 def facts(
@@ -74,12 +63,13 @@ def hide_from_ddp(model: nn.Module, params: Sequence[Tensor]) -> None:
     setattr(model, _IGNORED, [*getattr(model, _IGNORED, []), *names])
 
 
-def check_ddp(weights: Sequence[Tensor]) -> None:
-    """Refuse a DistributedDataParallel that averages the gradients of these weights."""
+def check_ddp(weights: Sequence[Tensor]) -> list[DistributedDataParallel]:
+    """The wrappers around these weights; refuse one that averages their gradients."""
     ours = {id(p) for p in weights}
-    for module in modules_around(weights):
-        if isinstance(module, DistributedDataParallel):
-            ignored = module.parameters_to_ignore
-            managed = [name for name, p in module.module.named_parameters() if id(p) in ours and name not in ignored]
-            if managed:
-                raise RuntimeError(f"{managed[0]}: {_MANAGED}")
+    wrappers = [module for module in modules_around(weights) if isinstance(module, DistributedDataParallel)]
+    for wrapper in wrappers:
+        ignored = wrapper.parameters_to_ignore
+        managed = [name for name, p in wrapper.module.named_parameters() if id(p) in ours and name not in ignored]
+        if managed:
+            raise RuntimeError(f"{managed[0]}: {_MANAGED}")
+    return wrappers

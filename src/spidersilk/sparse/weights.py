@@ -27,8 +27,10 @@ _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belo
 
 
 class Weights:
-    """Makes compact parameters, puts them on their modules, and calls `collect` when a gradient has arrived.
+    """Makes compact parameters, puts them on their modules, and calls `collect` when a weight's gradient has arrived.
 
+    `arrived`, if there is one, is called for a gradient that has come to a parameter that is stepped, by a layer rule or
+    because it is trained whole.
     It ends with the optimizer whose method `collect` is: then, or with `close`, the model is as it was.
     """
 
@@ -38,6 +40,7 @@ class Weights:
         self._backend = backend
         self._kernels: dict[tuple[torch.device, torch.dtype], Kernels] = {}
         self._collect = weakref.WeakMethod(collect)
+        self.arrived: Callable[[Tensor], None] | None = None
         self._handles: list[Any] = []
         self._owners = Owners(model)
         optimizer = collect.__self__  # pyright: ignore[reportFunctionMemberAccess]
@@ -59,24 +62,35 @@ class Weights:
         whole = is_trained_whole(weight, k1, k2, dimension)
         if not is_dense(part) or (whole and part.dtype not in HALVES):
             self.k += part.numel()
+            self._listen(weight, self.arrived)
             return weight
         compact = Compact(len(self.by_param), weight, k1, k2, self._kernels_for(part), dimension)
         self.k += compact.values.numel()
         self.by_param[compact.param] = compact
         self._owners.place(compact, places)
-        heard = self._collect
-
-        def arrived(_: Tensor) -> None:
-            collect = heard()
-            if collect is not None:
-                collect(compact)
-
-        needs = weight.requires_grad
-        weight.requires_grad_(True)  # torch wants it for a hook; a frozen one may be unfrozen later
-        self._handles.append(weight.register_post_accumulate_grad_hook(arrived))
-        weight.requires_grad_(needs)
+        self._listen(weight, self._collect_at(compact))
+        self._listen(compact.param, self.arrived)
         _TRAINED[weight] = weakref.ref(self)
         return compact.param
+
+    def _collect_at(self, compact: Compact) -> Callable[[Tensor], None]:
+        heard = self._collect
+
+        def collect(_: Tensor) -> None:
+            called = heard()
+            if called is not None:
+                called(compact)
+
+        return collect
+
+    def _listen(self, tensor: Tensor, called: Callable[[Tensor], None] | None) -> None:
+        """Call it when a gradient has arrived at a tensor."""
+        if called is None:
+            return
+        needs = tensor.requires_grad
+        tensor.requires_grad_(True)  # torch wants it for a hook; a frozen one may be unfrozen later
+        self._handles.append(tensor.register_post_accumulate_grad_hook(called))
+        tensor.requires_grad_(needs)
 
     def _kernels_for(self, part: Tensor) -> Kernels:
         kind = part.device, part.dtype
