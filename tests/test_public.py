@@ -58,6 +58,7 @@ TESTED_IN = {
     "loop/datasets": "loop/test_loader",
     "loop/step_size": "loop/test_lengths",
     "operator/counts": "operator/test_selection",
+    "operator/dimensions": "operator/test_columns",
     "operator/rtop": "operator/test_selection",
     "operator/settings": "operator/test_selection",
     "parallel/launch": "parallel/test_torchrun",

@@ -117,6 +117,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "selected": lambda p, **c: silk.SparseSVRG(p, lr=0.1, move="selected", momentum=0.5, choose="anchor", **c),
     "few": lambda p, **c: silk.SparseSVRG(p, 0.1, 0.1, 0.1, move="selected", anchor_move="selected", **c),
     "rows": lambda p, **c: silk.SparseSVRG(p, 0.1, 0.2, 0.2, move="selected", choose="anchor", groups="rows", **c),
+    "columns": lambda p, **c: silk.SparseSVRG(p, 0.1, 0.2, 0.2, groups="columns", **c),
     "per tensor": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, per_tensor=True, **c),
     "sparse backward": lambda p, **c: silk.SparseSVRG(p, lr=0.1, groups="rows", sparse_backward=True, **c),
     "torch": lambda p, **c: silk.SparseSVRG(p, lr=0.1, k1=0.1, k2=0.1, backend="torch", **c),
