@@ -221,12 +221,21 @@ def run_one(given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def ratios_of(results: list[dict[str, Any]], name: str) -> dict[str, list[float]]:
+    """For each method, its runs over AdamW's of the same repeats, ascending."""
+    adamw = {run["repeat"]: run for run in results if run["method"] == "adamw"}
+    ratios: dict[str, list[float]] = {run["method"]: [] for run in results}
+    for run in results:
+        if run["repeat"] in adamw:
+            ratios[run["method"]].append(run[name] / adamw[run["repeat"]][name])
+    return {method: sorted(values) for method, values in ratios.items()}
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """For each method medians over repeats, and of its ratios to AdamW in the same repeat the median and range."""
-    adamw = {run["repeat"]: run for run in results if run["method"] == "adamw"}
 
-    def ratio(runs: list[dict[str, Any]], name: str) -> str:
-        ratios = [run[name] / adamw[run["repeat"]][name] for run in runs if run["repeat"] in adamw]
+    def ratio(method: str, name: str) -> str:
+        ratios = ratios_of(results, name)[method]
         return f"{median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})" if ratios else "-"
 
     def middle(runs: list[dict[str, Any]], name: str) -> str:
@@ -238,7 +247,9 @@ def table(results: list[dict[str, Any]]) -> str:
     for method in dict.fromkeys(run["method"] for run in results):
         runs = [run for run in results if run["method"] == method]
         values = [middle(runs, name) for name in names]
-        rows.append([method, str(len(runs)), *values[:2], ratio(runs, names[0]), ratio(runs, names[1]), *values[2:]])
+        rows.append(
+            [method, str(len(runs)), *values[:2], ratio(method, names[0]), ratio(method, names[1]), *values[2:]]
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     missed = {run["method"]: run["anchor_every"] for run in results if run["anchor_every"] and not run["anchors"]}
@@ -303,6 +314,8 @@ def main() -> None:
 
         kept = {name: getattr(given, name) for name in ("size", "sequences", "length", "steps", "device")}
         figures = kept | {"checkpointing": not given.no_checkpointing, "compiled": given.compile, "runs": results}
+        ratios = ratios_of(results, "mean_ms")
+        figures["mean_over_adamw"] = {m: [median(r), r[0], r[-1]] for m, r in ratios.items() if r}
         size = given.size.replace(".", "_")
         save(f"{given.name}_{size}_{given.sequences}_{given.device}", [0], figures)
     raise SystemExit(1 if refused or failed else 0)

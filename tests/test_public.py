@@ -48,7 +48,6 @@ TESTED_IN = {
     "parallel/agreement": "parallel/test_workers",
     "parallel/ddp_wrappers": "parallel/test_workers",
     "theory/trials": "theory/test_inspection",
-    "operator/dimensions": "sparse/test_layers",
     "sparse/layers/registry": "sparse/test_layers",
     "sparse/layers/linear": "sparse/test_layers",
     "sparse/layers/embedding": "sparse/test_layers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import spidersilk as silk
+from spidersilk.sparse import averaging
 
 X = torch.randn(64, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.randint(3, (64,), generator=torch.Generator().manual_seed(2))
@@ -61,6 +63,63 @@ def trajectory(group: Any, steps: int = 30, ddp: bool = False, **options: Any) -
     queries = optimizer.gradient_queries
     optimizer.close()
     return flat(model), queries
+
+
+def accumulated(group: Any, how: str, steps: int = 12) -> tuple[Tensor, list[int], int]:
+    """Two micro-batches a step and clipping over the model's parameters; the bytes of each step's messages, and k."""
+    model = network(torch.float32)
+    optimizer = make(model, group, groups="columns", k2=0.2)
+    called = DistributedDataParallel(model, process_group=group) if how == "wrapper" and group is not None else model
+    rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    bytes_of_steps = []
+    for step in range(steps):
+        before = optimizer.traffic.small_steps
+        for micro in range(2):
+            batch = torch.randperm(64, generator=torch.Generator().manual_seed(2 * step + micro))[:16]
+            part = batch.chunk(world)[rank]
+            quiet: Any = {"no_sync": optimizer.no_sync, "wrapper": getattr(called, "no_sync", nullcontext)}
+            with quiet.get(how, nullcontext)() if micro == 0 else nullcontext():
+                (F.cross_entropy(called(X[part].float()), Y[part]) / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        bytes_of_steps.append(optimizer.traffic.small_steps - before)
+    k = optimizer.k
+    optimizer.close()
+    return flat(model), bytes_of_steps, k
+
+
+def in_buckets(group: Any) -> list[int]:
+    """The sizes of messages of one backward pass where a bucket is small; the last layer's come first."""
+    averaging.BUCKET = 16
+    model = network(torch.float32)
+    optimizer = make(model, group, groups="columns", k2=0.2)
+    messages: list[int] = []
+    original = dist.all_reduce
+
+    def counting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        messages.append(tensor.numel())
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = counting
+    try:
+        F.cross_entropy(model(X.float()), Y).backward()
+    finally:
+        dist.all_reduce = original
+    averaging.BUCKET = 25 << 20
+    optimizer.close()
+    return messages
+
+
+def put_there(group: Any) -> Tensor:
+    """Gradients that no backward pass brought are averaged too."""
+    model = network(torch.float32)
+    optimizer = make(model, group)
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = torch.full_like(p, float(dist.get_rank(group)))
+    optimizer.step()
+    optimizer.close()
+    return flat(model)
 
 
 def sent(group: Any, steps: int) -> tuple[int, int, int, list[int]]:

@@ -40,6 +40,33 @@ def test_one_message_of_k_values_a_step(pool: Pool, ranks: int) -> None:
         assert anchors == 0
 
 
+@pytest.mark.parametrize("groups", ["columns", "rows"])
+@pytest.mark.parametrize("k1", [0.0, 0.1])
+def test_groups_on_ranks(pool: Pool, groups: str, k1: float) -> None:
+    alone, _ = sparse_ranks.trajectory(None, groups=groups, k1=k1)
+    for x, _ in pool.run(sparse_ranks.trajectory, ranks=2, groups=groups, k1=k1):
+        torch.testing.assert_close(x, alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("how", "messages"), [("each pass", 2), ("no_sync", 1), ("wrapper", 1)])
+def test_micro_batches_and_clipping(pool: Pool, how: str, messages: int) -> None:
+    """Clipping sees the average; a step sends k values, or as often as it has micro-batches."""
+    alone, _, _ = sparse_ranks.accumulated(None, how)
+    for x, sent, k in pool.run(sparse_ranks.accumulated, how, ranks=2):
+        torch.testing.assert_close(x, alone, rtol=1e-5, atol=1e-6)
+        assert sent == [messages * 4 * k] * 12
+
+
+def test_messages_go_out_while_backward_goes_on(pool: Pool) -> None:
+    """Of the last layer first: its bias and columns fill a bucket together."""
+    assert pool.run(sparse_ranks.in_buckets, ranks=2) == [[15, 20, 60]] * 2
+
+
+def test_gradients_that_somebody_put_there(pool: Pool) -> None:
+    ends = pool.run(sparse_ranks.put_there)
+    assert all(torch.equal(ends[0], end) for end in ends)
+
+
 WRONG = {
     "seed": "the seed and number of selections",
     "parameters": "the parameters",

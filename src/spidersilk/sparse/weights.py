@@ -29,8 +29,9 @@ _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belo
 class Weights:
     """Makes compact parameters, puts them on their modules, and calls `collect` when a weight's gradient has arrived.
 
-    `arrived`, if there is one, is called for a gradient that has come to a parameter that is stepped, by a layer rule or
+    `arrived`, if there is one, is called when a gradient has come to a parameter that is stepped: by a layer rule, or
     because it is trained whole.
+
     It ends with the optimizer whose method `collect` is: then, or with `close`, the model is as it was.
     """
 
