@@ -48,6 +48,8 @@ TESTED_IN = {
     "parallel/agreement": "parallel/test_workers",
     "parallel/ddp_wrappers": "parallel/test_workers",
     "theory/trials": "theory/test_inspection",
+    "sparse/averaging": "parallel/test_together",
+    "sparse/pieces": "sparse/test_sparse",
     "sparse/layers/registry": "sparse/test_layers",
     "sparse/layers/linear": "sparse/test_layers",
     "sparse/layers/embedding": "sparse/test_layers",

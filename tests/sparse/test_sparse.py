@@ -265,6 +265,16 @@ def test_a_closure_and_an_anchor_loader() -> None:
     torch.testing.assert_close(*ends, rtol=1e-12, atol=1e-12)
 
 
+def test_an_anchor_needs_a_closure() -> None:
+    """It makes a new selection, and a gradient that is there already is of the old one."""
+    model, optimizer = small()
+    train(model, optimizer, 1)
+    loss_of(model).backward()
+    with pytest.raises(ValueError, match="anchor = True: without a closure"):
+        optimizer.step(anchor=True)
+    optimizer.step(anchor=False)
+
+
 def test_freezing_and_unfreezing() -> None:
     model, optimizer = small()
     train(model, optimizer, 2)
