@@ -212,12 +212,12 @@ def one_is_killed(group: Any) -> str:
     return ""
 
 
-def sharded(group: Any) -> tuple[nn.Sequential, silk.Sparse]:
+def sharded(group: Any, groups: str | None = None) -> tuple[nn.Sequential, silk.Sparse]:
     model = network(torch.float32)
     mesh = DeviceMesh.from_group(group, "cpu")
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh)
-    return model, make(model, None, k1=0.1, k2=0.1)
+    return model, make(model, None, k1=0.1, k2=0.1, groups=groups)
 
 
 def whole(model: nn.Module) -> Tensor:
@@ -237,9 +237,9 @@ def train_sharded(model: nn.Module, optimizer: silk.Sparse, group: Any, steps: i
     return norms
 
 
-def fsdp(group: Any, folder: str) -> tuple[Tensor, Tensor, list[float], int, float, float]:
+def fsdp(group: Any, folder: str, groups: str | None = None) -> tuple[Tensor, Tensor, list[float], int, float, float]:
     """Train 14 steps; and 7, save through torch.distributed.checkpoint, load into new ones, and train the other 7."""
-    model, optimizer = sharded(group)
+    model, optimizer = sharded(group, groups)
     before = whole(model)
     loss_before = float(F.cross_entropy(model(X.float()), Y))
     norms = train_sharded(model, optimizer, group, 14)
@@ -247,12 +247,12 @@ def fsdp(group: Any, folder: str) -> tuple[Tensor, Tensor, list[float], int, flo
     loss_after = float(F.cross_entropy(model(X.float()), Y))
     optimizer.close()
     straight = whole(model)
-    model, optimizer = sharded(group)
+    model, optimizer = sharded(group, groups)
     train_sharded(model, optimizer, group, 7)
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     dcp.save(state, checkpoint_id=folder, process_group=group)
     optimizer.close()
-    model, optimizer = sharded(group)
+    model, optimizer = sharded(group, groups)
     load_sharded(model, optimizer, group, folder)
     assert optimizer.steps == 7
     train_sharded(model, optimizer, group, 7, start=7)

@@ -391,12 +391,12 @@ def test_columns_are_chosen_by_their_scores() -> None:
     model = nn.Linear(20, 4, bias=False).double()
     optimizer = columns(model, k1=0.2, k2=0.1, inner_steps=1, lr=0.0)
     compact = next(iter(optimizer._weights))
-    scores = None
+    scores = torch.zeros(20, dtype=torch.float64)
     for step in range(4):
         x = torch.randn(8, 20, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         (gradient,) = torch.autograd.grad(model(x).square().sum(), model.weight)
         norms = gradient.norm(dim=0)
-        scores = norms if scores is None else (scores + norms) / 2
+        scores = (scores + norms) / 2
         model(x).square().sum().backward()
         top = set(scores.topk(4).indices.tolist())
         assert top <= set(compact.indices.tolist())
@@ -405,6 +405,17 @@ def test_columns_are_chosen_by_their_scores() -> None:
         torch.testing.assert_close(compact.scores, scores)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def test_scores_outlive_a_gradient_that_overflows() -> None:
+    model = nn.Linear(20, 4, bias=False)
+    optimizer = columns(model, k1=0.2, k2=0.1, inner_steps=1, lr=0.0)
+    compact = next(iter(optimizer._weights))
+    for scale in (1.0, torch.inf, 1.0):
+        (model(torch.ones(2, 20)).sum() * scale).backward()
+        assert compact.scores.isfinite().all()
+        optimizer.zero_grad()
+        optimizer._renew()
 
 
 @pytest.mark.parametrize("groups", ["columns", "rows"])

@@ -51,10 +51,11 @@ class Compact:
         self.values = torch.zeros(self._shape, **options)
         self.param = nn.Parameter(self.as_parameter(self.values))
         self.indices = torch.zeros(self.k, dtype=torch.int32 if self.n < 2**31 else torch.int64, device=part.device)
-        self.scores: Tensor | None = None  # of groups: how large their gradients have been
         self._entries: Entries | None = None  # while they are the same
         self._addresses = part.data_ptr(), self.values.data_ptr()
         self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
+        scored = self.chooses and self.dimension is not None
+        self.scores = self.values.new_zeros(self.n) if scored else None  # of groups: how large gradients have been
         self.is_due = self.is_dense = self.chooses
         self.is_selected = False
         if self.is_whole:
@@ -130,10 +131,10 @@ class Compact:
         self._change(torch.cat([top, random]).sort().values if self.k2 else top, state)
 
     def _scored(self, gradient: Tensor) -> Tensor:
-        """The scores of all groups, with the norms of this gradient in them."""
-        norms = torch.linalg.vector_norm(gradient, dim=(0, 2), dtype=self.values.dtype)
-        self.scores = norms if self.scores is None else self.scores.lerp(norms, DECAY)
-        return self.scores
+        """The scores of all groups, with the norms of this gradient in them, as far as they are finite."""
+        norms = torch.linalg.vector_norm(gradient, dim=(0, 2), dtype=self.values.dtype).nan_to_num_(0.0, 0.0, 0.0)
+        assert self.scores is not None
+        return self.scores.lerp_(norms, DECAY)
 
     def _change(self, indices: Tensor, state: MutableMapping[str, Any]) -> None:
         """Stand for others. What stays selected keeps its value and its `state`.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from spidersilk.checks import Form, check_entry, check_saved
@@ -77,11 +76,10 @@ def _check_compact(where: str, values: State, compact: Compact) -> None:
         raise ValueError(f"{where}['indices'] are not of {n} {compact.what}: the state is damaged")
     if bool((indices[1:] <= indices[:-1]).any()):
         raise ValueError(f"{where}['indices'] do not ascend: the state is damaged")
-    if "scores" in values:
-        scores = values["scores"]
-        check_saved(where, values, {"scores": Tensor})
-        if compact.dimension is None or local(scores).numel() != n or not bool(local(scores).isfinite().all()):
-            raise ValueError(f"{where}['scores'] are not one finite number for each of {n} groups: it is damaged")
+    if compact.scores is not None:
+        check_saved(where, values, {"scores": compact.as_saved(compact.scores).shape})
+        if not bool(local(values["scores"]).isfinite().all()):
+            raise ValueError(f"{where}['scores'] are not finite: the state is damaged")
 
 
 def load(state: State, base: Optimizer, compacts: Compacts) -> State:
@@ -94,8 +92,8 @@ def load(state: State, base: Optimizer, compacts: Compacts) -> State:
             compact.is_due = compact.is_dense = compact.chooses and counters["age"] == 0
             compact.indices.copy_(local(values["indices"]).reshape(-1))
             compact.values.copy_(local(values["master"]).reshape(compact.values.shape))
-            scores = values.get("scores")
-            compact.scores = None if scores is None else local(scores).reshape(-1).to(compact.values, copy=True)
+            if compact.scores is not None:
+                compact.scores.copy_(local(values["scores"]).reshape(-1))
             compact.is_selected = True
     kept = {p: {n: v for n, v in values.items() if n not in OURS} for p, values in state["state"].items()}
     groups = [{n: v for n, v in group.items() if n != "selection"} for group in state["param_groups"]]
