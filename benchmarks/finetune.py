@@ -8,8 +8,9 @@ lora-R (rank R on all linear layers of the blocks). The model and its start are 
 step size falls to 0 on a line. Each method runs with each step size of its grid (seed 0), then its best with --seeds
 further seeds: other batches and other selections, the same pretrained start. --rates METHOD=A,B,C is another grid.
 
-Losses are of the whole validation text, in nats per byte. --partial FILE keeps each result as it comes; results that
-are there are not run again, so a command that was killed goes on where it was.
+Losses are of the validation text, in nats per byte, at 85m of all of it. --partial FILE keeps each result as it comes;
+results that are there are not run again, so a command that was killed goes on where it was. A start that was made anew
+on another machine differs a little: `loss_before` has its loss.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from spidersilk.lab.tasks.finetune import SIZES, Finetune
 
 METHODS = ("adamw", "entries-10", "columns-10", "lora-64", "lora-16")
 CENTRES = {"adamw": 8e-4, "entries": 4e-3, "columns": 4e-3, "lora": 5e-3}  # of the five step sizes, twice apart
+SAME_START = 0.005  # by how much the losses of starts may differ that were made by the same recipe
 Result = dict[str, Any]
 
 
@@ -88,10 +90,12 @@ class Comparison:
         self.task = Finetune(options, None, self.device)
         prepare(self.task, report)
         self.start = self.task.gpt
-        self.valid = self.task._rows(self.task.text[1]).to(self.device)
         self.results: list[Result] = []
-        facts = self.task.facts({})
-        self.conditions = json.loads(json.dumps(facts)) | {"batch": given.batch, "inner_steps": given.inner_steps}
+        names = ("batch", "inner_steps", "autocast")
+        self.conditions = self.task.facts({}) | {name: getattr(given, name) for name in names}
+        self.conditions["dtype"] = self.task.given["dtype"]
+        self.before = self.task.evaluate()["valid_loss"]
+        print(f"validation loss before fine-tuning {self.before:.4f}", flush=True)
         if given.partial is not None and given.partial.is_file():
             self.results = self._read(given.partial)
 
@@ -102,9 +106,12 @@ class Comparison:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SystemExit(f"error: {path}: not as this benchmark writes it ({error}): remove it") from error
         if conditions != self.conditions:
-            names = {*conditions, *self.conditions}
-            differ = [name for name in names if conditions.get(name) != self.conditions.get(name)]
-            raise SystemExit(f"error: {path} has results of another {', '.join(sorted(differ))}: give another --partial")
+            differ = [name for name in self.conditions if conditions.get(name) != self.conditions[name]]
+            raise SystemExit(f"error: {path} has results of another {', '.join(differ)}: give another --partial")
+        others = [result["loss_before"] for result in results if abs(result["loss_before"] - self.before) > SAME_START]
+        if others:
+            differ = f"from a start of loss {others[0]:.4f}, and here it is {self.before:.4f}"
+            raise SystemExit(f"error: {path} has results {differ}: give another --partial")
         return results
 
     def result(self, method: str, lr: float, seed: int, steps: int) -> Result:
@@ -126,22 +133,23 @@ class Comparison:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         model = self.task.model = self.task.gpt = copy.deepcopy(self.start)
-        before = self.task.mean_loss(self.valid)
         optimizer = make(method, model, lr, self.given.inner_steps, seed)
         stream, times = batches(self.task.train, self.given.batch, seed), []
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr * (1 - step / steps)
             began = time.perf_counter()
-            model.loss(next(stream)).backward()
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.given.autocast):
+                loss = model.loss(next(stream))
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(1e3 * (time.perf_counter() - began))
-        loss = self.task.mean_loss(self.valid)
-        result: Result = {"loss": loss if math.isfinite(loss) else None, "loss_before": before}
-        result |= {"median_ms": median(times), "mean_ms": fmean(times[1:] or times)}
+        ended = {name: value if math.isfinite(value) else None for name, value in self.task.evaluate().items()}
+        result: Result = {"loss": ended["valid_loss"], "train_loss": ended["train_loss"]}
+        result |= {"loss_before": self.before, "median_ms": median(times), "mean_ms": fmean(times[1:] or times)}
         result["tokens_per_second"] = self.given.batch * self.task.size_of_model.context / result["mean_ms"] * 1e3
         if self.device.type == "cuda":
             result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
@@ -191,6 +199,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--inner-steps", type=int, default=200, help="updates between two selections")
     parser.add_argument("--text", choices=("ptb", "library"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--autocast", action="store_true", help="products in bfloat16, for --dtype float32")
     parser.add_argument("--pretrain-steps", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--partial", type=Path, help="file of the results so far")

@@ -92,7 +92,7 @@ class Worker:
         try:
             self.deadline = job.until + GRACE
             self.connection.send(job)
-            while isinstance(answer := self._answer(job), tuple):
+            while isinstance(answer := self._answer(job), At):
                 report(answer)
         except (EOFError, OSError):
             answer = job.without_result("failed", "the process died")

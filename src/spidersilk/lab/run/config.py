@@ -148,7 +148,7 @@ class RunConfig:
                 raise ValueError(f"{name} has no value, and the task {task.name} has no default for it: set {name}")
         for name in ("lr_milestones", "inner_lr_end"):
             if made.schedule == "linear" and (value := getattr(made, name)):
-                raise ValueError(f"{name} = {value!r} with schedule = 'linear', which sets lr too: set schedule=constant")
+                raise ValueError(f"{name} = {value!r} has no effect with schedule = 'linear': set schedule=constant")
         return replace(made, options=task.completed_options(made.options, made.data_dir))
 
     def lr_at(self, epochs: float, share: float) -> float | None:

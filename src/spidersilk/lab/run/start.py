@@ -34,6 +34,8 @@ Report = Callable[[Progress], None]
 
 def prepare(task: Task, report: Report) -> None:
     """Give the task's model its start: that in the cache, or one that is made now and put there."""
+    if task.remark:
+        note(task.remark)
     facts = task.start()
     if facts is None:
         return
@@ -42,9 +44,8 @@ def prepare(task: Task, report: Report) -> None:
         with _held(path):
             state = _read(path, task.device)  # another process may have made it by now
             if state is None:
-                task.make_start(lambda step, of, loss: report(Progress(step, loss, step / of, "pretraining")))
-                checkpoint.write(path, {"facts": facts, "model": task.model.state_dict()})
-                return
+                state = task.make_start(lambda step, of, loss: report(Progress(step, loss, step / of, "pretraining")))
+                checkpoint.write(path, {"facts": facts, "model": state})
     task.model.load_state_dict(state)
 
 

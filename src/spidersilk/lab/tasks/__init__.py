@@ -44,6 +44,7 @@ class Task(ABC):
     samples: int  # N, by which queries are divided
     train: Tensor | tuple[Tensor, ...]
     data_name: str = ""  # what reports call the data
+    remark: str = ""  # what users should know when a run begins
     guess_loss: float | None = None  # the training loss of the best constant prediction; a run should end below it
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
@@ -85,8 +86,8 @@ class Task(ABC):
         """All that the start of the model depends on, as plain values, if it is one that is made once and kept."""
         return None
 
-    def make_start(self, report: StartReport) -> None:
-        """Make the start in `self.model`; it draws no numbers from torch's global generator."""
+    def make_start(self, report: StartReport) -> State:
+        """The start, as `self.model` loads it. It draws no numbers from torch's global generator."""
         raise NotImplementedError
 
     def batches(self, anchor: int | None, small: int, inner: int | InnerLength, generator: torch.Generator) -> Any:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from spidersilk.lab.data.files import File, files_like, search_folders
 from spidersilk.lab.data.texts import has_ptb, library_code, library_prose, ptb_texts
-from spidersilk.lab.messages import note
 from spidersilk.lab.settings import Number, Setting, Text, Whole
 from spidersilk.lab.tasks import Options, StartReport, State, Task, entropy_of_shares, register
 from spidersilk.lab.tasks.gpt import GPT, SIZES
@@ -32,7 +31,7 @@ class Defaults(NamedTuple):
     pretrain_batch: int
 
 
-DEFAULTS = {"tiny": Defaults(64_000, 100, 150, 3e-3, 32), "85m": Defaults(None, 512, 1650, 6e-4, 32)}
+DEFAULTS = {"tiny": Defaults(64_000, 100, 150, 3e-3, 32), "85m": Defaults(None, 1000, 1650, 6e-4, 32)}
 
 
 @register
@@ -48,7 +47,7 @@ class Finetune(Task):
         "text": Text(choices=TEXTS, optional=True, about="fine-tune on: ptb if it is found, else library"),
         "dtype": Text(choices=tuple(DTYPES), optional=True, about="of the weights: bfloat16 on CUDA, float32 on a CPU"),
         "train_bytes": Whole(low=1, optional=True, about="how much of the text to train on: 64,000 (tiny) or all"),
-        "eval_samples": Whole(low=1, optional=True, about="rows of each part to evaluate on: 100 (tiny) or 512"),
+        "eval_samples": Whole(low=1, optional=True, about="rows of each part to evaluate on: 100 (tiny) or 1000"),
         "pretrain_steps": Whole(low=1, high=10**6, optional=True, about="steps of AdamW: 150 (tiny) or 1650"),
         "pretrain_lr": Number(above=0, optional=True, about="its step size: 0.003 (tiny) or 0.0006"),
         "start_seed": Whole(low=0, about="seed of the pretraining"),
@@ -69,7 +68,7 @@ class Finetune(Task):
         train, valid = (self._rows(part) for part in self.text)
         self.train, self.samples = train.to(device), len(train)
         self.guess_loss = entropy_of_shares(self._spread(train)[:, 1:])
-        self._seen = {"train_loss": self._spread(train).to(device), "valid_loss": self._spread(valid).to(device)}
+        self.seen = {"train_loss": self._spread(train).to(device), "valid_loss": self._spread(valid).to(device)}
         self.model = self.gpt = GPT(self.size_of_model, given["start_seed"]).to(device, DTYPES[given["dtype"]])
 
     @classmethod
@@ -94,7 +93,8 @@ class Finetune(Task):
             self.data_name = "Python's help topics, bytes"
             if not has_ptb(self.data_dir):
                 looked = ", ".join(str(folder / "ptb") for folder in search_folders(self.data_dir))
-                note(f"fine-tuning on Python's help topics, as the Penn Treebank is not there (looked in {looked})")
+                missing = f"as the Penn Treebank is not there (looked in {looked})"
+                self.remark = f"fine-tuning on Python's help topics, {missing}"
             train, valid = library_prose()
         count = self.given["train_bytes"] or len(train)
         if count > len(train):
@@ -118,12 +118,12 @@ class Finetune(Task):
 
     def start(self) -> State:
         given = self.given
-        names = ("size", "dtype", "pretrain_steps", "pretrain_lr", "start_seed")
+        names = ("size", "pretrain_steps", "pretrain_lr", "start_seed")
         facts = {name: given[name] for name in names} | {"batch": DEFAULTS[given["size"]].pretrain_batch}
         return facts | {"recipe": RECIPE, "device": self.device.type, "text_sha256": _sha256(library_code())}
 
-    def make_start(self, report: StartReport) -> None:
-        """AdamW on random passages of Python code: float32 weights, and products in the dtype of the run."""
+    def make_start(self, report: StartReport) -> State:
+        """AdamW on random passages of Python code: float32 weights, and on CUDA products in bfloat16."""
         given, length = self.given, self.size_of_model.context
         steps, batch = given["pretrain_steps"], DEFAULTS[given["size"]].pretrain_batch
         code = torch.frombuffer(bytearray(library_code()), dtype=torch.uint8).to(self.device)
@@ -131,21 +131,18 @@ class Finetune(Task):
         optimizer = torch.optim.AdamW(model.parameters(), given["pretrain_lr"], betas=(0.9, 0.95))
         generator = torch.Generator().manual_seed(given["start_seed"])
         inside = torch.arange(length + 1, device=self.device)
-        dtype = DTYPES[given["dtype"]]
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = given["pretrain_lr"] * min((step + 1) / (WARM_UP * steps), 1.0, 1 - step / steps)
             begins = torch.randint(len(code) - length, (batch,), generator=generator).to(self.device)
-            with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
                 loss = model.loss(code[begins[:, None] + inside])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             if step % 10 == 0 or step == steps - 1:
                 report(step + 1, steps, float(loss.detach()))
-        with torch.no_grad():
-            for ours, made in zip(self.model.parameters(), model.parameters(), strict=True):
-                ours.copy_(made)
+        return model.state_dict()
 
     # Training and evaluation.
 
@@ -155,10 +152,9 @@ class Finetune(Task):
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Nats per byte on rows of the training text and of the validation text."""
-        return {name: self.mean_loss(rows) for name, rows in self._seen.items()}
+        return {name: self._mean_loss(rows) for name, rows in self.seen.items()}
 
-    @torch.no_grad()
-    def mean_loss(self, rows: Tensor) -> float:
+    def _mean_loss(self, rows: Tensor) -> float:
         losses = [self.gpt.loss(part).double() * len(part) for part in rows.split(64)]
         return float(torch.stack(losses).sum()) / len(rows)
 
