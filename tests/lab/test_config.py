@@ -33,7 +33,7 @@ BAD = {
     "unknown optimizer": (lambda: config(optimizer="sparse-sgdd"), "did you mean 'sparse-sgd'"),
     "negative lr": (lambda: config(lr=-1.0), "lr = -1.0 must be a number above 0"),
     "no budget": (lambda: config(budget=0.0), "budget = 0.0 must be a number from 1e-06 to 1,000,000,000"),
-    "unknown groups": (lambda: config(groups="columns"), "groups = 'columns' is not known; there are 'rows'"),
+    "unknown groups": (lambda: config(groups="blocks"), "groups = 'blocks' is not known; there are 'rows', 'columns'"),
     "unknown setting": (lambda: apply_settings(config(), ["batchsize=3"]), "did you mean 'batch_size'"),
     "no value": (lambda: apply_settings(config(), ["lr"]), "write it as key=value"),
 }
