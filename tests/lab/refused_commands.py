@@ -165,7 +165,7 @@ SETTINGS = [
     ("run finetune", "context=64", "'context' is no setting of finetune"),
     ("run finetune --set text=library", "train_bytes=128", "train_bytes = 128 leaves no row"),
     ("run finetune --set text=library", "train_bytes=1e9", "train_bytes = 1000000000 exceeds the"),
-    ("run finetune --set text=library", "batch_size=500", "batch_size = 500 exceeds the data set's 499 samples"),
+    ("run finetune --set text=library", "batch_size=500", "batch_size = 500 exceeds the data set's 249 samples"),
     ("run finetune --set text=library", "lr_milestones={1: 0.1}", "set schedule=constant"),
     ("run finetune -o adamw --set text=library", "inner_steps=5", "inner_steps = 5 has no effect on adamw"),
     ("compare logistic --optimizers sgd,svrg", "lr=big", "lr = 'big' must be a number"),

@@ -31,7 +31,7 @@ class Defaults(NamedTuple):
     pretrain_batch: int
 
 
-DEFAULTS = {"tiny": Defaults(64_000, 100, 150, 3e-3, 32), "85m": Defaults(None, 1000, 1650, 6e-4, 32)}
+DEFAULTS = {"tiny": Defaults(32_000, 50, 150, 3e-3, 16), "85m": Defaults(None, 1000, 1650, 6e-4, 32)}
 
 
 @register
@@ -46,8 +46,8 @@ class Finetune(Task):
         "size": Text(choices=tuple(SIZES), about="0.5 M parameters, context 128; or 85 M, context 512"),
         "text": Text(choices=TEXTS, optional=True, about="fine-tune on: ptb if it is found, else library"),
         "dtype": Text(choices=tuple(DTYPES), optional=True, about="of the weights: bfloat16 on CUDA, float32 on a CPU"),
-        "train_bytes": Whole(low=1, optional=True, about="how much of the text to train on: 64,000 (tiny) or all"),
-        "eval_samples": Whole(low=1, optional=True, about="rows of each part to evaluate on: 100 (tiny) or 1000"),
+        "train_bytes": Whole(low=1, optional=True, about="how much of the text to train on: 32,000 (tiny) or all"),
+        "eval_samples": Whole(low=1, optional=True, about="rows of each part to evaluate on: 50 (tiny) or 1000"),
         "pretrain_steps": Whole(low=1, high=10**6, optional=True, about="steps of AdamW: 150 (tiny) or 1650"),
         "pretrain_lr": Number(above=0, optional=True, about="its step size: 0.003 (tiny) or 0.0006"),
         "start_seed": Whole(low=0, about="seed of the pretraining"),
