@@ -29,8 +29,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "image": {"options": {"data": "digits", "model": "fc", "eval_samples": 200}, "budget": 4.0, **SMALL},
     "logistic": {"options": {"data": "digits"}, "budget": 8.0, "lr": 1.0},
     "ranking": {"options": {"rank": 5}, "budget": 0.2},
+    "finetune": {"options": {"text": "library", "train_bytes": 20_000, "eval_samples": 4, "pretrain_steps": 2},
+                 "optimizer": "sparse-adamw", "batch_size": 4, "anchor_batch_size": 4, "steps": 100},
     "language": {"options": {"hidden": 16, "embedding": 8, "train_tokens": 40_000, "eval_tokens": 4000}, "budget": 1.0},
-}
+}  # fmt: skip
 KINDS = ("half of a file", "before the file is in place", "after the file is in place", "half of a row")
 Start = Callable[[], Any]
 
@@ -105,7 +107,8 @@ def main(task: str, place: Path, kills: int) -> None:
     made = config(task, checkpoint_every=0.01, name="run", **SETTINGS[task])
     made = replace(made, eval_every=made.budget / 20)
     torch.set_num_threads(1)
-    runner.Run(made.completed(), place)._build()  # it imports what every run needs, and writes nothing
+    os.environ["XDG_CACHE_HOME"] = str(place / "cache")
+    runner.Run(made.completed(), place)._build(lambda _: None)  # it imports what every run needs, and makes its start
     gc.freeze()  # an optimizer looks for its model among all objects but these
     whole = time.time()
     assert ended(fork(lambda: runner.run(made, place / "whole"))) == 0

@@ -123,7 +123,7 @@ def test_each_optimizer_has_its_own_step_size(task: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", methods.METHODS)
-@pytest.mark.parametrize("task", ["image", "language", "logistic", "ranking"])
+@pytest.mark.parametrize("task", ["image", "language", "logistic", "ranking", "finetune"])
 def test_the_config_of_a_runs_folder_can_be_run(task: str, optimizer: str, tmp_path: Path) -> None:
     """All its settings have values there, also those that its optimizer ignores."""
     made = RunConfig(task, optimizer, lr=0.3).completed()

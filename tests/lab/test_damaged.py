@@ -253,7 +253,7 @@ CONFIG: dict[str, Damage] = {
     "budget a word": lambda data: data.replace(b"budget: 6.0", b"budget: six"),
     "lr a list": lambda data: data.replace(b"lr: 0.5", b"lr: [0.5]"),
     "options a list": lambda data: data.replace(b"options: {}", b"options: []"),
-    "cut": cut(0.5),
+    "cut": lambda data: data[: data.index(b"inner_steps") + 5],
 }
 
 

@@ -1,4 +1,4 @@
-"""Fifty kills (SIGKILL) at random moments, over the four tasks: each run goes on and ends as if left alone."""
+"""Sixty kills (SIGKILL) at random moments, over the five tasks: each run goes on and ends as if left alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("typer", reason="needs the extra [lab]")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
 SCRIPT = Path(__file__).with_name("kills.py")
-KILLS = {"image": 13, "logistic": 13, "ranking": 12, "language": 12}
+KILLS = {"image": 13, "logistic": 13, "ranking": 12, "language": 12, "finetune": 10}
 
 
 @pytest.mark.parametrize("task", KILLS)

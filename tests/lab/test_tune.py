@@ -21,7 +21,7 @@ from spidersilk.lab.report import tuned as report
 from spidersilk.lab.run.config import RunConfig
 
 
-@pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic"])
+@pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic", "finetune"])
 @pytest.mark.parametrize("allowed", [2, 11])
 def test_every_method_gets_the_same_number_of_different_trials(task: str, allowed: int) -> None:
     for method in grid.METHODS:
@@ -53,7 +53,7 @@ def test_a_diverged_trial_is_never_the_best() -> None:
     assert grid.at_edge([Trial({"lr": 1.0}, math.inf, "diverged")]) == ""
 
 
-@pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic"])
+@pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic", "finetune"])
 @pytest.mark.parametrize("method", grid.FRESH)
 def test_fresh_gradients_start_from_anchors_as_small_as_steps(task: str, method: str) -> None:
     first = grid.start(task, method)

@@ -20,6 +20,7 @@ from spidersilk.lab.commands.output import console, show_table
 from spidersilk.lab.run.collect import plain
 from spidersilk.lab.run.config import RunConfig, apply_settings
 from spidersilk.lab.run.machine import command, machine, versions
+from spidersilk.lab.run.start import prepare
 from spidersilk.lab.run.team import team
 from spidersilk.lab.settings import Number, Whole
 from spidersilk.lab.tasks import Task, find
@@ -98,6 +99,7 @@ def inspect_task(config: RunConfig, adam_lr: float | None, budget: float | None,
     config = config.completed()
     torch.manual_seed(config.seed)
     task = find(config.task)(config.options, config.data_dir, team().device(config.device))
+    prepare(task, lambda at: report(f"{at.what}, step {at.at:.0f}"))
     assert config.lr is not None
     assert config.batch_size is not None
     source = TaskSource(task, config.anchor_batch_size or task.samples, config.batch_size)

@@ -16,6 +16,7 @@ from spidersilk.lab.run.curve import load_run
 from spidersilk.lab.run.folder import RunFolder, Summary
 from spidersilk.lab.run.machine import command
 from spidersilk.lab.run.team import team
+from spidersilk.lab.tasks import find
 
 EVALUATIONS = 40  # of each run of a comparison
 
@@ -48,7 +49,7 @@ def config_of(
     base = (
         from_yaml(file)
         if file is not None
-        else RunConfig(str(task), RunConfig.optimizer if optimizer is None else optimizer)
+        else RunConfig(str(task), find(str(task)).optimizer if optimizer is None else optimizer)
     )
     given = {key: value for key, value in flags.items() if value}
     given |= {} if name is None else {"name": SETTINGS["name"].parse("--name", name)}
@@ -118,5 +119,6 @@ def _look(config: RunConfig, how: How) -> bool:
 def _cells(config: RunConfig, summary: Summary) -> list[str]:
     last, shown = summary["last"], ("queries", "seconds", "train_loss")
     more = [f"{k} {v:.4g}" for k, v in last.items() if k not in (*shown, "samples", "updates", "v_norm")]
+    more += [f"{k} {summary[k]:.4g}" for k in ("tokens_per_second", "peak_gib") if k in summary]
     cells = [f"{last[k]:.4g}" if k in last else "-" for k in shown]
     return [config.name, summary["status"], *cells, ", ".join(more)]

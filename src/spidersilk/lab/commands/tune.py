@@ -18,6 +18,7 @@ from spidersilk.lab.run.check import check_runs
 from spidersilk.lab.run.config import SETTINGS, RunConfig, apply_settings
 from spidersilk.lab.run.machine import command
 from spidersilk.lab.run.methods import find
+from spidersilk.lab.tasks import find as find_task
 
 
 def base_of(task: str, settings: Sequence[str], device: str, data_dir: Path | None) -> RunConfig:
@@ -25,7 +26,8 @@ def base_of(task: str, settings: Sequence[str], device: str, data_dir: Path | No
     base = apply_settings(RunConfig(task, "sgd"), settings)
     tuning.check_settings(base)
     given = {} if device == "auto" else {"device": device}
-    return replace(base, **given, data_dir=check_data_dir(data_dir) or base.data_dir)
+    base = replace(base, **given, data_dir=check_data_dir(data_dir) or base.data_dir)
+    return replace(base, options=find_task(task).completed_options(base.options, base.data_dir))
 
 
 def path_of(base: RunConfig, to: Path, name: str | None) -> Path:

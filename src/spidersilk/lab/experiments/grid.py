@@ -23,6 +23,7 @@ LOOPS: dict[str, dict[str, int | str]] = {
     "image": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
     "language": {"sparse-svrg": "auto", "sparse-sgd": 20, "sparse-adamw": 20},
     "ranking": {"sparse-svrg": "auto", "sparse-sgd": 50, "sparse-adamw": 50},
+    "finetune": {"svrg": 10, "spiderboost": 10, "sparse-spiderboost": 10, "sparse-svrg": "auto"},
     "logistic": {"sparse-sgd": 50, "sparse-adamw": 50},
 }
 FRESH = ("sparse-sgd", "sparse-adamw")  # at an anchor they make a new selection, so it need not be large

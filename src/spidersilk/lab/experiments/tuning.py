@@ -264,6 +264,8 @@ def read(path: Path) -> Record:
 def check_settings(base: RunConfig) -> None:
     """Refuse a fixed value for a setting that is tuned."""
     defaults = RunConfig(base.task, "sgd")
+    if base.steps is not None:
+        raise ValueError(f"steps = {base.steps} has no effect here: --budget and --final-budget end the runs")
     for name in _TUNED:
         if getattr(base, name) != getattr(defaults, name):
             raise ValueError(f"{name} is among what is tuned: it cannot be set (`spidersilk run` takes it)")

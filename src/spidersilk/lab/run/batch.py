@@ -26,7 +26,8 @@ from spidersilk.lab.run import runner
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.errors import Interrupted, RunError
 from spidersilk.lab.run.folder import Summary
-from spidersilk.lab.run.runner import Report
+from spidersilk.lab.run.start import Progress as At
+from spidersilk.lab.run.start import Report
 
 GRACE = 30.0  # seconds in which a run must end when its time is over
 
@@ -91,7 +92,7 @@ class Worker:
         try:
             self.deadline = job.until + GRACE
             self.connection.send(job)
-            while isinstance(answer := self._answer(job), tuple):
+            while isinstance(answer := self._answer(job), At):
                 report(answer)
         except (EOFError, OSError):
             answer = job.without_result("failed", "the process died")
@@ -175,14 +176,17 @@ def run_all(
             return job.without_result("waiting", "the batch was interrupted before it began")
         if time.time() > until:
             return job.without_result("waiting", "the time was over before it began")
-        bar = bars.add_task(config.name, total=config.budget, state="")
+        lines = {"": bars.add_task(config.name, total=1.0, state="")}
 
-        def show(progress: tuple[float, float]) -> None:
-            queries, loss = progress
-            bars.update(bar, completed=min(queries, config.budget), state=f"{queries:.2f} N  loss {loss:.4g}")
+        def show(at: At) -> None:
+            if at.what not in lines:
+                lines[at.what] = bars.add_task(f"{config.name}, {at.what}", total=1.0, state="")
+            where = f"step {at.at:.0f}" if at.what else f"{at.at:.2f} N"
+            bars.update(lines[at.what], completed=at.share, state=f"{where}  loss {at.loss:.4g}")
 
         summary = do(job, show)
-        bars.update(bar, visible=len(configs) <= 20, completed=config.budget)
+        for line in lines.values():
+            bars.update(line, visible=len(configs) <= 20, completed=1.0)
         with one_at_a_time:
             ended(config, summary)
         return summary

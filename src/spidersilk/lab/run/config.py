@@ -54,8 +54,11 @@ SETTINGS: Mapping[str, Setting] = {
     "seed": Whole(low=0, about="of the model's start, the batches and the selection"),
     "options": Fields(about="options of the task", example="{data: digits}"),
     "budget": Number(low=1e-6, high=10**9, about="gradient queries over N at which the run ends"),
+    "steps": Whole(low=1, optional=True, about="updates at which the run ends, in place of budget"),
     "eval_every": Number(low=1e-6, high=10**9, about="queries over N between evaluations"),
     "lr": Number(above=0, optional=True, about="the step size"),
+    "schedule": Text(choices=("linear", "constant"), optional=True,
+                     about="linear: the step size falls to 0 at the end of the run"),
     "lr_milestones": Fields(key=Number(low=0), value=Number(low=0), example="{10: 0.01}",
                             about="epochs from which on the step size is another"),
     "inner_lr_end": Number(low=0, optional=True, about="where the step size ends inside each inner loop, on a line"),
@@ -92,8 +95,10 @@ class RunConfig:
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     budget: float = 2.0
+    steps: int | None = None
     eval_every: float = 0.1
     lr: float | None = None
+    schedule: str | None = None
     lr_milestones: dict[float, float] = field(default_factory=dict)
     inner_lr_end: float | None = None
     anchor_batch_size: int | None = None
@@ -123,6 +128,8 @@ class RunConfig:
         Adaptive(**self.adaptive)
         if self.k1 == 0 and self.k2 == 0:
             raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2")
+        if self.steps is not None and self.budget != RunConfig.budget:
+            raise ValueError(f"steps = {self.steps} and budget = {self.budget} both end the run: give one of them")
 
     def completed(self) -> RunConfig:
         """With each value that is None taken from the optimizer, else from the task.
@@ -139,7 +146,17 @@ class RunConfig:
         for name in ("lr", "batch_size"):
             if getattr(made, name) is None:
                 raise ValueError(f"{name} has no value, and the task {task.name} has no default for it: set {name}")
-        return made
+        for name in ("lr_milestones", "inner_lr_end"):
+            if made.schedule == "linear" and (value := getattr(made, name)):
+                raise ValueError(f"{name} = {value!r} has no effect with schedule = 'linear': set schedule=constant")
+        return replace(made, options=task.completed_options(made.options, made.data_dir))
+
+    def lr_at(self, epochs: float, share: float) -> float | None:
+        """The step size after so many epochs, a share of the run; None where it is not set anew."""
+        if self.schedule == "linear" and self.lr is not None:
+            return self.lr * max(0.0, 1 - share)
+        due = [epoch for epoch in self.lr_milestones if epochs >= epoch]
+        return self.lr_milestones[max(due)] if due else None
 
     def title(self) -> str:
         return self.label or self.optimizer

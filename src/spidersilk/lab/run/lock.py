@@ -29,8 +29,8 @@ class Lock:
     that is dead holds nothing, and for any other the message names the file to remove.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, remedy: str = "wait until it has ended, or give another name"):
+        self.path, self.remedy = path, remedy
         self._stream: BinaryIO | None = None
 
     def check(self) -> None:
@@ -59,7 +59,7 @@ class Lock:
         try:
             _flock(stream, shared)
         except BlockingIOError:
-            remedy = "wait until it has ended, or give another name"
+            remedy = self.remedy
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise

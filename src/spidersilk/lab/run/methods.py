@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Method:
     ignores: tuple[str, ...] = ()
 
 
+TAKES_GROUPS = "groups" in signature(silk.Sparse).parameters  # whether sparse training can select rows or columns
 SPARSE = ("memory_decay", "k1", "k2", "groups")
 LOOPS = ("inner_steps", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
 
@@ -61,11 +63,12 @@ def _fresh(about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "
     """Sparse training: an anchor is a batch like the others, at which a new selection is made."""
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
-        given = {name: getattr(values, name) for name in ("k1", "k2", "max_norm") if getattr(values, name) is not None}
+        names = ("k1", "k2", "max_norm", "groups")
+        given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
         return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
 
-    ignores = ("memory_decay", "groups", "track_memory", "adaptive", "inner_lr_end", "measures")
-    return Method(about, make, like=like, ignores=ignores)
+    ignores = ("memory_decay", "track_memory", "adaptive", "inner_lr_end", "measures")
+    return Method(about, make, like=like, ignores=ignores if TAKES_GROUPS else (*ignores, "groups"))
 
 
 METHODS: dict[str, Method] = {

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from spidersilk.lab.run.folder import RunFolder, Summary, differences, read_rows
 from spidersilk.lab.run.interrupt import Interruption
 from spidersilk.lab.run.machine import machine, revision, versions
 from spidersilk.lab.run.measures import Meter
+from spidersilk.lab.run.start import Progress, Report, prepare
 from spidersilk.lab.run.team import team
 from spidersilk.lab.tasks import Task, find
 
 _COLLAPSED = "no better than guessing, or than before training; lower lr, or see `spidersilk inspect`"
-Report = Callable[[tuple[float, float]], None]  # is told queries over N, and the loss
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Run:
         try:
             ended = team.from_first(lambda: self.folder.look(*how))
             if ended is None:
-                self._build()
+                self._build(report)
                 ended = team.from_first(lambda: self.folder.begin(*how))
             if ended is not None:
                 return ended
@@ -101,9 +101,18 @@ class Run:
     def epochs(self) -> float:
         return self.counters.queries / self.task.samples
 
-    def _build(self) -> None:
-        """All that can be refused, before anything is written."""
+    @property
+    def share(self) -> float:
+        """How much of the run is done, from 0 to 1."""
+        steps = self.config.steps
+        return self.counters.updates / steps if steps else (self.epochs + 1e-9) / self.config.budget
+
+    def _build(self, report: Report | None = None) -> None:
+        """All that can be refused, before anything is written. With a `report`, the model gets its start too."""
         self.team.on_all(self._build_task)
+        if report is not None:
+            self.team.on_all(lambda: prepare(self.task, report))
+            self.team.spread(self.task.model)
         self.team.on_all(self._build_optimizer)
 
     def _build_task(self) -> None:
@@ -141,15 +150,17 @@ class Run:
         and steps alone."""
         counters, config = self.counters, self.config
         batches = iter(self.batches)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         saved_at = counters.seconds
         self._clock = self._now()
         while True:
             done = self.epochs + 1e-9
-            if done >= min(counters.next_eval, config.budget) or counters.updates == 1:  # 1: the initial memory
+            if self.share >= 1 or done >= counters.next_eval or counters.updates == 1:  # 1: the initial memory
                 with self._paused():
                     self._evaluate()
                 counters.next_eval = (math.floor(done / config.eval_every) + 1) * config.eval_every
-                if done >= config.budget:
+                if self.share >= 1:
                     return ""
             if self.interruption.asked and self.team.writes:  # on other ranks, rank 0 may still wait for theirs
                 with self._paused():
@@ -168,7 +179,7 @@ class Run:
                     self.meter.update_memory(config.memory_decay)
             if counters.updates % 20 == 1 and self.team.writes:
                 with self._paused():
-                    report((self.epochs, float(loss)))
+                    report(Progress(self.epochs, float(loss), min(self.share, 1.0)))
                     if counters.seconds - saved_at >= config.checkpoint_every:
                         self._save()
                         saved_at = counters.seconds
@@ -189,7 +200,9 @@ class Run:
         optimizer, size = self.optimizer, self.task.size(batch)
         total = self.team.total(is_anchor, size)
         self.meter.saved_v_norm = None
-        self._set_epoch_lr()
+        if (lr := self.config.lr_at(self.epochs, self.share)) is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
 
         def closure() -> Tensor:
             optimizer.zero_grad()
@@ -211,12 +224,6 @@ class Run:
         self.counters.samples += total
         self.task.stepped()
         return loss
-
-    def _set_epoch_lr(self) -> None:
-        due = [epoch for epoch in self.config.lr_milestones if self.epochs >= epoch]
-        if due:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr_milestones[max(due)]
 
     def _evaluate(self) -> None:
         """Write one row of metrics. The random state is restored, so evaluations do not change the run."""
@@ -283,8 +290,11 @@ class Run:
             made |= {"status": "collapsed", "reason": f"it ended at loss {rows[-1]['train_loss']:.4g}: {_COLLAPSED}"}
         made |= {
             "guess_loss": task.guess_loss,
-            "last": rows[-1] if rows else {},
+            "last": (last := rows[-1] if rows else {}),
             "versions": versions(),
             "revision": revision(),
         }
+        if self.device.type == "cuda":
+            made["peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        made |= task.facts(last)
         return made | {"machine": machine(self.device)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from spidersilk.lab.run.errors import RunError
 from spidersilk.loop.loader import AnchorLoader
@@ -81,6 +81,13 @@ class Team:
         for rank, reason in enumerate(reasons):
             if reason is not None:
                 raise RunError(f"rank {rank} of {self.world}: {reason}")
+
+    def spread(self, model: nn.Module) -> None:
+        """Give all ranks the weights of rank 0, whose machine may have made another start."""
+        if isinstance(self.workers, Workers):
+            with answering(self.workers.group, "the start of a run"):
+                for p in model.parameters():
+                    dist.broadcast(p.data, group=self.group, group_src=0)
 
     def split(self, batches: object, task: str) -> None:
         """Each rank takes its part of every batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from spidersilk.loop.loader import AnchorLoader
 
 State = dict[str, Any]
 Options = dict[str, Any]
+StartReport = Callable[[int, int, float], None]  # is told the step, how many there are, and the loss
 
 
 class Task(ABC):
@@ -28,11 +30,12 @@ class Task(ABC):
     size of each optimizer that needs one other than `settings["lr"]`. A subclass sets `model`, `samples` and `train`,
     the training data as a tensor or a tuple of tensors, and defines `loss` and `evaluate`. It overrides `batches` and
     `size` if its batches are not rows of `train`, and sets `guess_loss` if it is known (else the loss before training
-    takes its place).
+    takes its place). A model that starts from weights which take long to make defines `start` and `make_start`.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
+    optimizer: ClassVar[str] = "sparse-svrg"  # of a run that names none
     options: ClassVar[Options]
     allowed: ClassVar[dict[str, Setting]] = {}
     settings: ClassVar[Options] = {}
@@ -41,6 +44,7 @@ class Task(ABC):
     samples: int  # N, by which queries are divided
     train: Tensor | tuple[Tensor, ...]
     data_name: str = ""  # what reports call the data
+    remark: str = ""  # what users should know when a run begins
     guess_loss: float | None = None  # the training loss of the best constant prediction; a run should end below it
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
@@ -58,6 +62,11 @@ class Task(ABC):
         return check_all(options, cls.option_settings(), f"is no option of the task {cls.name}")
 
     @classmethod
+    def completed_options(cls, options: Options, data_dir: Path | str | None) -> Options:
+        """With the value of each option that depends on the data that is there."""
+        return options
+
+    @classmethod
     def files(cls, options: Options) -> list[File]:
         """The files that a run with these options reads: those in the folder that the option `data` names, if any."""
         return files_like(f"{options.get('data')}/*")
@@ -73,6 +82,14 @@ class Task(ABC):
             return str(error)
         return None
 
+    def start(self) -> State | None:
+        """All that the start of the model depends on, as plain values, if it is one that is made once and kept."""
+        return None
+
+    def make_start(self, report: StartReport) -> State:
+        """The start, as `self.model` loads it. It draws no numbers from torch's global generator."""
+        raise NotImplementedError
+
     def batches(self, anchor: int | None, small: int, inner: int | InnerLength, generator: torch.Generator) -> Any:
         """What yields (batch, is_anchor) without end and can be saved and resumed; `anchor` may be None for all."""
         return AnchorLoader(self.train, anchor, small, inner, loops=10**9, generator=generator)
@@ -87,6 +104,10 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self) -> dict[str, float]:
         """`train_loss`, and other metrics of the model as it is."""
+
+    def facts(self, last: dict[str, float]) -> dict[str, Any]:
+        """What the summary of a run says besides; `last` is the last row of its metrics."""
+        return {}
 
     def stepped(self) -> None:  # noqa: B027
         """Called after each step: a stateful model commits its new state here."""
