@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import inspect
 import json
 import math
 import re
@@ -56,8 +55,6 @@ def refusal(method: str) -> str | None:
         return f"there is no method {method!r}; there are adamw, entries-P, columns-P, lora-R"
     if not 0 < float(share[2]) <= 100:
         return f"{method}: {share[2]} % must be above 0 and at most 100"
-    if share[1] == "columns" and "groups" not in inspect.signature(silk.Sparse).parameters:
-        return f"{method}: this version of spidersilk does not select columns (Sparse has no groups=)"
     return None
 
 

@@ -124,7 +124,6 @@ SETTINGS = [
     ("run logistic -o momentum", "max_norm=1", "max_norm = 1 has no effect on momentum"),
     ("run logistic -o svrg", "groups=rows", "groups = 'rows' has no effect on svrg"),
     ("run logistic -o random-k", "k1=0.2", "k1 = 0.2 has no effect on random-k"),
-    ("run logistic -o sparse-sgd", "groups=rows", "groups = 'rows' has no effect on sparse-sgd"),
     ("run logistic -o sparse-adamw", "memory_decay=0.1", "memory_decay = 0.1 has no effect on sparse-adamw"),
     ("run logistic -o sparse-adamw", "measures=true", "measures = True has no effect on sparse-adamw"),
     ("run logistic -o sparse-adamw", "inner_steps=auto", "inner_steps = 'auto' with sparse-adamw"),

@@ -267,9 +267,9 @@ def load_sharded(model: nn.Module, optimizer: silk.Sparse, group: Any, folder: s
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
-def fsdp_elsewhere(group: Any, folder: str) -> str:
+def fsdp_elsewhere(group: Any, folder: str, groups: str | None) -> str:
     """Load what other ranks saved, on another number of them."""
-    model, optimizer = sharded(group)
+    model, optimizer = sharded(group, groups)
     try:
         load_sharded(model, optimizer, group, folder)
     except ValueError as error:

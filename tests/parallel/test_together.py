@@ -112,7 +112,7 @@ def test_fsdp_trains_saves_and_loads(pool: Pool, tmp_path: Path, groups: str | N
         assert norms == ends[0][2]
         assert after < before
         assert 0 < moved < 0.8 * len(straight)
-    for message in pool.run(sparse_ranks.fsdp_elsewhere, folder, ranks=4):
+    for message in pool.run(sparse_ranks.fsdp_elsewhere, folder, groups, ranks=4):
         assert "cut into 2 parts, and here they are cut into 4" in message
 
 

@@ -43,10 +43,8 @@ class Averaging:
 
     def arrived(self, param: Tensor) -> None:
         """Something was added to its gradient, in a backward pass."""
-        if self._workers.world == 1:
-            return
         self._averaged.pop(param, None)
-        self.check()
+        self._check()
         if self._is_off or any(not wrapper.require_backward_grad_sync for wrapper in self.wrappers):
             return
         number = torch._C._current_graph_task_id()
@@ -68,13 +66,24 @@ class Averaging:
 
     def rest(self, params: Sequence[Tensor]) -> None:
         """At a step: average what no backward pass has averaged, as a gradient that somebody put there."""
-        if self._workers.world > 1:
-            self.check()
-            self._ready = [p for p in params if not self._is_averaged(p)]
-            self._send()
-            self._receive()
+        self._check()
+        self._ready = [p for p in params if not self._is_averaged(p)]
+        self._send()
+        self._receive()
 
-    def check(self) -> None:
+    def average(self, gradient: Tensor) -> Tensor:
+        """A gradient's average, now."""
+        self._check()
+        averaged = gradient.clone()
+        self._workers.begin_average(averaged, self._share_of_this())()
+        return averaged
+
+    def _share_of_this(self) -> Share:
+        share = self._share()
+        assert share is not None
+        return share()
+
+    def _check(self) -> None:
         if not self._is_checked:
             self._is_checked = True
             before = self._before()
@@ -92,11 +101,9 @@ class Averaging:
         for p in ready:
             assert p.grad is not None
             alike[p.grad.device, p.grad.dtype].append(p)
-        share = self._share()
-        assert share is not None
         for params in alike.values():
             vector = torch.cat([p.grad.reshape(-1) for p in params if p.grad is not None])
-            self._sent.append((params, vector, self._workers.begin_average(vector, share())))
+            self._sent.append((params, vector, self._workers.begin_average(vector, self._share_of_this())))
 
     def _finish(self, number: int) -> None:
         """A backward pass has ended."""

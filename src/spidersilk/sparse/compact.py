@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spidersilk.kernels.interface import Entries, Kernels, Seed
 from spidersilk.operator.counts import Count, counts_within
-from spidersilk.sparse.sharded import as_listed, as_parameter, counts_of, is_sharded, local
+from spidersilk.sparse.sharded import as_listed, as_parameter, counts_of, from_list, is_sharded, local
 from spidersilk.variance.compact import is_second_moment
 from spidersilk.variance.flat import is_dense
 
@@ -191,6 +191,12 @@ class Compact:
         if self.dimension is None:
             return self.as_parameter(numbers)
         return as_listed(numbers, self.weight)
+
+    def from_saved(self, saved: Tensor) -> Tensor:
+        """The numbers of this rank, of what `as_saved` gave."""
+        if self.dimension is None:
+            return local(saved).reshape(-1)
+        return from_list(saved, self.weight) if self.values.numel() else self.indices[:0]
 
 
 def master_dtype(weight: Tensor) -> torch.dtype:

@@ -71,14 +71,14 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
 
 def _check_compact(where: str, values: State, compact: Compact) -> None:
     check_saved(where, values, {"indices": compact.as_saved(compact.indices).shape, "master": compact.param.shape})
-    indices, n = local(values["indices"]).reshape(-1), compact.n
+    indices, n = compact.from_saved(values["indices"]), compact.n
     if indices.is_floating_point() or (indices.numel() and (int(indices[0]) < 0 or int(indices[-1]) >= n)):
         raise ValueError(f"{where}['indices'] are not of {n} {compact.what}: the state is damaged")
     if bool((indices[1:] <= indices[:-1]).any()):
         raise ValueError(f"{where}['indices'] do not ascend: the state is damaged")
     if compact.scores is not None:
         check_saved(where, values, {"scores": compact.as_saved(compact.scores).shape})
-        if not bool(local(values["scores"]).isfinite().all()):
+        if not bool(compact.from_saved(values["scores"]).isfinite().all()):
             raise ValueError(f"{where}['scores'] are not finite: the state is damaged")
 
 
@@ -90,10 +90,11 @@ def load(state: State, base: Optimizer, compacts: Compacts) -> State:
         values = state["state"].get(place, {})
         if compact is not None:
             compact.is_due = compact.is_dense = compact.chooses and counters["age"] == 0
-            compact.indices.copy_(local(values["indices"]).reshape(-1))
+            if compact.values.numel():
+                compact.indices.copy_(compact.from_saved(values["indices"]))
             compact.values.copy_(local(values["master"]).reshape(compact.values.shape))
-            if compact.scores is not None:
-                compact.scores.copy_(local(values["scores"]).reshape(-1))
+            if compact.scores is not None and compact.values.numel():
+                compact.scores.copy_(compact.from_saved(values["scores"]))
             compact.is_selected = True
     kept = {p: {n: v for n, v in values.items() if n not in OURS} for p, values in state["state"].items()}
     groups = [{n: v for n, v in group.items() if n != "selection"} for group in state["param_groups"]]

@@ -75,12 +75,23 @@ def as_parameter(values: Tensor, weight: Any, width: int) -> Tensor:
 
 
 def as_listed(numbers: Tensor, weight: Any) -> Tensor:
-    """Numbers that each rank has of its own part; for a sharded weight, this rank's row of a table of all."""
+    """Numbers that each rank has for its own part; for a sharded weight as a table with the weight's rows.
+
+    All rows of a part are alike. So the table has the same shape on any number of ranks, as checkpoints want it.
+    """
     if not is_sharded(weight):
         return numbers
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(numbers.view(1, -1), weight.device_mesh, weight.placements, run_check=False)
+    rows, shape = local(weight).shape[0], torch.Size([weight.shape[0], len(numbers)])
+    placed = weight.device_mesh, weight.placements
+    table = numbers.expand(rows, -1).contiguous()
+    return DTensor.from_local(table, *placed, run_check=False, shape=shape, stride=(len(numbers), 1))
+
+
+def from_list(listed: Tensor, weight: Any) -> Tensor:
+    """This rank's numbers again."""
+    return listed if not is_sharded(weight) else local(listed)[0]
 
 
 def _parts(weight: Any) -> int:

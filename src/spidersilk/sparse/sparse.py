@@ -87,12 +87,13 @@ class Sparse(Saves):
         self._workers = Alone() if self._shards > 1 else together.workers_of(process_group)
         self._stream = Stream(self._workers.seed(generator))
         self._averaging = Averaging(self._workers, self._share_now, self._check_ranks)
-        if self._workers.world > 1:
+        self._together = self._workers.world > 1
+        if self._together:
             self._weights.arrived = self._averaging.arrived
         small = [self._stepped(group) for group in self._given]
         self._base = base_class(small, **bases.arguments_for(base_class, small, base_arguments))
         self.defaults = self._base.defaults
-        if model is not None and self._workers.world > 1:
+        if model is not None and self._together:
             together.hide_from_ddp(model, [t for c in self._weights for t in (c.weight, c.param)])
         self._renew()
 
@@ -192,14 +193,11 @@ class Sparse(Saves):
             return
         if compact.is_due:
             with torch.no_grad():
-                chosen_by = gradient
-                if self._workers.world > 1:
-                    self._averaging.check()
-                    chosen_by = gradient.clone()
-                    self._workers.average([chosen_by], self._share_now())
+                chosen_by = self._averaging.average(gradient) if self._together else gradient
                 compact.choose(chosen_by, self._seed(compact), self.state.get(compact.param, {}))
         compact.collect(gradient)
-        self._averaging.arrived(compact.param)
+        if self._together:
+            self._averaging.arrived(compact.param)
 
     def _share_now(self) -> Share:
         """Of this rank: as the loader says while a closure is called; else all count the same."""
@@ -256,7 +254,8 @@ class Sparse(Saves):
         self.gradient_queries += math.nan if share.samples is None else share.samples * density
         if piece.last:
             stepped = [p for p in self._params() if p.grad is not None]
-            self._averaging.rest(stepped)
+            if self._together:
+                self._averaging.rest(stepped)
             self._move(stepped)
             if anchor is None and self.inner_steps is not None and self.age >= self.inner_steps:
                 self._renew()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from inspect import signature
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ class Method:
     ignores: tuple[str, ...] = ()
 
 
-TAKES_GROUPS = "groups" in signature(silk.Sparse).parameters  # whether sparse training can select rows or columns
 SPARSE = ("memory_decay", "k1", "k2", "groups")
 LOOPS = ("inner_steps", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
 
@@ -68,7 +66,7 @@ def _fresh(about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "
         return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
 
     ignores = ("memory_decay", "track_memory", "adaptive", "inner_lr_end", "measures")
-    return Method(about, make, like=like, ignores=ignores if TAKES_GROUPS else (*ignores, "groups"))
+    return Method(about, make, like=like, ignores=ignores)
 
 
 METHODS: dict[str, Method] = {
