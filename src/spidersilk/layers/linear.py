@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.sparse.layers.registry import Part, autocast, rule
+from spidersilk.layers.registry import Part, autocast, rule
 
 
 @rule(nn.Linear)

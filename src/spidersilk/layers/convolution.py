@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spidersilk.sparse.layers.registry import Part, autocast, rule
+from spidersilk.layers.registry import Part, autocast, rule
 
 
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
