@@ -298,9 +298,10 @@ def test_gradients_of_gradients() -> None:
         torch.testing.assert_close(*selected(optimizer, layer.weight, other.weight.grad), rtol=1e-10, atol=1e-10)
 
 
-def test_without_a_graph_break_and_without_compiling_again() -> None:
+@pytest.mark.parametrize("groups", ["columns", "rows"])
+def test_without_a_graph_break_and_without_compiling_again(groups: str) -> None:
     model = network(torch.float32)
-    optimizer = columns(model, inner_steps=2)
+    optimizer = columns(model, inner_steps=2, groups=groups)
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)

@@ -33,6 +33,8 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         ids, indices = ctx.saved_tensors
         count, width = ctx.shape
+        if not count:
+            return None, None, None, delta.new_zeros(ctx.shape, dtype=ctx.dtype), None
         flat = ids.reshape(-1).to(indices.dtype)
         place = torch.searchsorted(indices, flat).clamp(max=count - 1)
         found = indices.index_select(0, place) == flat
