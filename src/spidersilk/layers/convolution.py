@@ -25,16 +25,12 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, kept: Tensor | None, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int,
-        stride: Any, padding: Any, dilation: Any,
+        ctx: Any, x: Tensor, kept: Tensor | None, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor,
+        dimension: int, *options: Any,
     ) -> Tensor:  # fmt: skip
-        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), 1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, kept, weight, _, values, indices, ctx.dimension, *options = inputs
         ctx.save_for_backward(x if kept is None else kept, weight, indices)
-        ctx.shape, ctx.dtype, ctx.options = x.shape, values.dtype, options
+        ctx.shape, ctx.dtype, ctx.dimension, ctx.options = x.shape, values.dtype, dimension, options
+        return torch.convolution(x, weight, bias, *options, False, [0] * len(options[0]), 1)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]

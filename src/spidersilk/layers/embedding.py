@@ -20,14 +20,10 @@ def embedding(module: nn.Embedding, part: Part, input: Tensor) -> Tensor | None:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ids: Tensor, weight: Tensor, padding: int | None, values: Tensor, indices: Tensor) -> Tensor:
-        return F.embedding(ids, weight, padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ids, _, ctx.padding, values, indices = inputs
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, values: Tensor, indices: Tensor) -> Tensor:
         ctx.save_for_backward(ids, indices)
-        ctx.shape, ctx.dtype = values.shape, values.dtype
+        ctx.shape, ctx.dtype, ctx.padding = values.shape, values.dtype, padding
+        return F.embedding(ids, weight, padding)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -32,15 +32,12 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, kept: Tensor | None, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
-    ) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, kept, weight, _, values, indices, ctx.dimension = inputs
+        ctx: Any, x: Tensor, kept: Tensor | None, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor,
+        dimension: int,
+    ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x if kept is None else kept, weight, indices)
-        ctx.dtype = values.dtype
+        ctx.dtype, ctx.dimension = values.dtype, dimension
+        return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
