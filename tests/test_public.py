@@ -85,7 +85,7 @@ TESTED_IN = {
     "variance/vectors": "variance/test_saved_state",
 }
 # Folders that are tested as a whole.
-AS_A_WHOLE = ("kernels", "lab", "variance/backprop", "variance/estimators")
+AS_A_WHOLE = ("kernels", "lab", "variance/estimators")
 
 
 def test_every_source_module_has_its_tests() -> None:

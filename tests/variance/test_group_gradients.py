@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from spidersilk.layers import Part, registry, rule
+from spidersilk.layers import registry, rule, rule_for
 from spidersilk.layers.dressing import Dressed
 from spidersilk.operator.dimensions import group_dimensions
 from spidersilk.operator.selection import Selection
@@ -197,44 +199,32 @@ def test_embedding_with_padding(padding: int | None, groups: str) -> None:
 # A rule from outside of the library.
 
 
-class Scaled(nn.Module):
-    def __init__(self, inputs: int, outputs: int, scale: float):
-        super().__init__()
-        self.weight, self.scale = nn.Parameter(_randn(outputs, inputs, seed=outputs)), scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * (x @ self.weight.t())
-
-
-class _Product(torch.autograd.Function):
-    """x w^T, and of w the gradient of the selected rows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, values: Tensor, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, rows)
-        return x @ weight.t()
-
-    @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> Any:  # type: ignore[override]
-        x, weight, rows = ctx.saved_tensors
-        return delta @ weight, None, delta[:, rows].t() @ x, None
-
-
-def scaled(module: Scaled, part: Part, x: Tensor) -> Tensor | None:
-    if part.dimension != 0 or x.dim() != 2:
-        return None
-    return module.scale * _Product.apply(x, module.weight, part.values, part.indices)
-
-
-def test_a_rule_for_a_layer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rule_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
-    model = nn.Sequential(Scaled(4, 6, 0.5), nn.Tanh(), Scaled(6, 3, 2.0))
-    x, weights = _randn(5, 4), [model[0].weight, model[2].weight]
-    check(model, backward(model, x), "rows")
-    rule(Scaled)(scaled)
-    check(model, backward(model, x), "rows", captured=weights)
-    check(model, backward(lambda x: model(x[0]), x), "rows")  # the rule does not apply there
-    check(model, backward(model, x), "columns")
+    text = (Path(__file__).parents[2] / "docs" / "backprop.md").read_text()
+    (code,) = re.findall(r"## How to add a rule\n.*?```python\n(.*?)```", text, flags=re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(compile(code, "docs/backprop.md", "exec"), found)
+    scaled, x = found["Scaled"], _randn(5, 4)
+    torch.manual_seed(0)
+    model = nn.Sequential(scaled(4, 6, 0.5), nn.Tanh(), scaled(6, 3, 2.0)).double()
+    weights = [model[0].weight, model[2].weight]
+    check(model, backward(model, x), "columns", captured=weights)
+    check(model, backward(model, x.view(1, 5, 4)), "columns", captured=weights)
+    none: list[list[int]] = [[], []]
+    check(model, backward(model, x), "columns", selection_of(weights, [1, 1], [[1], []], none), captured=weights)
+    check(model, backward(model, x), "rows")  # the rule does not apply there
+
+
+def test_the_rule_of_a_layer_for_its_subclass(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(nn.Linear):
+        pass
+
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    model = Mine(5, 4).double()
+    assert rule_for(model) is None
+    rule(Mine)(rule_for(nn.Linear(1, 1)))  # type: ignore[arg-type]
+    check(model, backward(model, _randn(3, 5)), "columns", captured=[model.weight])
 
 
 # Ways to use a weight.

@@ -26,11 +26,11 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, kept: Tensor | None, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor,
-        dimension: int, *options: Any,
+        dimension: int, stride: Any, padding: Any, dilation: Any,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x if kept is None else kept, weight, indices)
-        ctx.shape, ctx.dtype, ctx.dimension, ctx.options = x.shape, values.dtype, dimension, options
-        return torch.convolution(x, weight, bias, *options, False, [0] * len(options[0]), 1)
+        ctx.shape, ctx.dtype, ctx.dimension, ctx.options = x.shape, values.dtype, dimension, (stride, padding, dilation)
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), 1)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -48,7 +48,7 @@ class Ruled(Dressed):
         return super().forward(*args, **kwargs) if output is None else output
 
     def _is_open(self) -> bool:
-        weight = self.weight
+        weight: Any = self.weight
         if torch.compiler.is_compiling():
             usual = not torch.compiler.is_exporting()
         else:

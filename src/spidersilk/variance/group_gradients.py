@@ -1,4 +1,4 @@
-"""Gradients of selected groups alone: while a closure runs, layers with a rule give them here, none to their weights."""
+"""Gradients of selected groups: while a closure runs, layers with a rule give them here and none to their weights."""
 
 from __future__ import annotations
 

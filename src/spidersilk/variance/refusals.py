@@ -40,8 +40,9 @@ SCALED = (
 )
 
 OTHER_BY_RULES = (
-    "sparse_backward = True: without the whole gradients of weights the closure {what}, because it uses gradients itself "
-    "(p.grad, torch.autograd.grad, backward(inputs=...)) or differs from call to call: leave sparse_backward=False"
+    "sparse_backward = True: without the whole gradients of weights the closure {what}, because it uses gradients "
+    "itself (p.grad, torch.autograd.grad, backward(inputs=...)) or differs from call to call: leave "
+    "sparse_backward=False"
 )
 ALIKE = 0.05  # of their norm: how far gradients may be apart by rounding, under bfloat16 autocast too
 
