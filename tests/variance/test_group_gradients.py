@@ -534,3 +534,19 @@ def test_nothing_stays_after_an_error() -> None:
     model(_randn(5, 4)).sum().backward()
     assert all(p.grad is not None for p in params)
     assert not by.arrived
+
+
+def test_a_module_that_is_dressed_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its rule goes by the name of its class, which a dressed one has too."""
+    linear = rule_for(nn.Linear(1, 1))
+    monkeypatch.setattr(registry, "_RULES", {"torch.nn.modules.linear.Linear": linear})
+    model = _mlp(4, 6)
+    outer, inner = (GroupGradients([trained(model)], [0, 0], model) for _ in range(2))
+    for by in (outer, inner):
+        by.select([some(trained(model), [0, 0], 1)])
+    with outer.collected():
+        with inner.collected():
+            model(_randn(5, 4)).sum().backward()
+        assert isinstance(model[0], Dressed)
+    assert outer.arrived
+    assert not inner.arrived

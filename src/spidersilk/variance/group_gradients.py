@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spidersilk.find_modules import Owned, owners_of
 from spidersilk.layers import Part, rule_for
-from spidersilk.layers.dressing import Ruled, dress, undress
+from spidersilk.layers.dressing import Dressed, Ruled, dress, undress
 from spidersilk.layers.registry import Rule
 from spidersilk.operator.selection import Selection
 
@@ -93,9 +93,10 @@ class GroupGradients:
                 yield WeightGroups(p, dimension, begin, selection, top, random)
 
     def _layers_of(self, weight: Tensor) -> list[tuple[nn.Module, Rule]]:
-        """Those with a rule."""
+        """Those with a rule that nobody else has dressed."""
         owners = [] if self._owned is None else self._owned[id(weight)]
-        found = [(module, rule_for(module)) for module, name in owners if name == "weight"]
+        free = [module for module, name in owners if name == "weight" and not isinstance(module, Dressed)]
+        found = [(module, rule_for(module)) for module in free]
         return [(module, rule) for module, rule in found if rule is not None]
 
     @property
