@@ -15,8 +15,8 @@ import spidersilk as silk
 
 SOURCE = Path(silk.__file__).parent
 # From top to bottom. Files beside the folders come first, but for those that gather names for users, which come last.
-ORDER = ("checks", "find_modules", "kernels", "operator", "reference", "parallel", "distributed", "loop", "variance",
-         "sparse", "theory", "__init__", "lab")  # fmt: skip
+ORDER = ("checks", "find_modules", "kernels", "operator", "reference", "parallel", "distributed", "loop", "layers",
+         "variance", "sparse", "theory", "__init__", "lab")  # fmt: skip
 LAB = (
     "messages",
     "yaml_text",

@@ -54,10 +54,6 @@ ARGUMENTS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: silk.RTop(0.1, 0.1, groups="blocks"),
         "groups = 'blocks' is not one of 'rows', 'columns', None",
     ),
-    "columns and sparse_backward": (
-        lambda: silk.SparseSVRG(p(), 0.1, groups="columns", sparse_backward=True),
-        "sparse_backward = True with groups = 'columns': layer rules are for groups='rows' alone, so leave",
-    ),
     "a count of columns": (lambda: silk.RTop(3, groups="columns"), "k1 = 3 is a count, and columns are selected by"),
     "too many columns": (
         lambda: silk.RTop(0.7, 0.6, groups="columns"),

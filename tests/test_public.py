@@ -50,10 +50,11 @@ TESTED_IN = {
     "theory/trials": "theory/test_inspection",
     "sparse/averaging": "parallel/test_together",
     "sparse/pieces": "sparse/test_sparse",
-    "sparse/layers/registry": "sparse/test_layers",
-    "sparse/layers/linear": "sparse/test_layers",
-    "sparse/layers/embedding": "sparse/test_layers",
-    "sparse/layers/convolution": "sparse/test_layers",
+    "layers/registry": "sparse/test_layers",
+    "layers/dressing": "sparse/test_layers",
+    "layers/linear": "sparse/test_layers",
+    "layers/embedding": "sparse/test_layers",
+    "layers/convolution": "sparse/test_layers",
     "find_modules": "variance/test_two_point",
     "loop/markers": "loop/test_counter",
     "loop/datasets": "loop/test_loader",
@@ -86,7 +87,7 @@ TESTED_IN = {
     "variance/vectors": "variance/test_saved_state",
 }
 # Folders that are tested as a whole.
-AS_A_WHOLE = ("kernels", "lab", "variance/backprop", "variance/estimators")
+AS_A_WHOLE = ("kernels", "lab", "variance/estimators")
 
 
 def test_every_source_module_has_its_tests() -> None:

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Owned = dict[int, list[tuple[nn.Module, str]]]
+"""For each parameter, by its id, the modules that own it and its name there."""
+
 
 def modules_around(params: Sequence[Tensor]) -> list[nn.Module]:
     """The live modules that hold one of `params`, those that contain such a one, and all that is in them."""
@@ -34,6 +37,17 @@ def modules_around(params: Sequence[Tensor]) -> list[nn.Module]:
             around[id(module)] = module
             reached += parents[id(module)]
     return [part for module in around.values() for part in module.modules()]
+
+
+def owners_of(params: Sequence[Tensor], model: nn.Module | None = None) -> Owned:
+    """The modules of `model`, or without one of those around `params`, that hold each of them themselves."""
+    modules = modules_around(params) if model is None else model.modules()
+    owned: Owned = {id(p): [] for p in params}
+    for module in {id(module): module for module in modules}.values():
+        for name, p in module._parameters.items():
+            if id(p) in owned and not isinstance(module, torch.jit.ScriptModule):
+                owned[id(p)].append((module, name))
+    return owned
 
 
 @contextmanager

@@ -20,8 +20,7 @@ import spidersilk as silk
 from spidersilk import reference
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import top_indices
-from spidersilk.operator.groups import PickedRows
-from spidersilk.variance.backprop import Capture, Wanted
+from spidersilk.variance.group_gradients import GroupGradients
 
 pytestmark = pytest.mark.gpu
 
@@ -436,21 +435,28 @@ def test_an_lstm_at_the_reference_has_its_weights_in_one_piece() -> None:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("channels", [3, 8, 21])
-def test_captured_rows_of_convolutions(memory_format: torch.memory_format, channels: int) -> None:
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_selected_groups_of_convolutions(dimension: int, channels: int, memory_format: torch.memory_format) -> None:
     """In either memory format, and whatever their number."""
     torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(24, 20, 3, 3, dtype=torch.float64, device="cuda"))
-    x = torch.randn(5, 20, 9, 9, dtype=torch.float64, device="cuda").contiguous(memory_format=memory_format)
-    rows = torch.randperm(24)[:channels].sort().values
-    places = (rows[:, None] * 180 + torch.arange(180)).view(-1).cuda()
-    selection = silk.Selection(places, places[:0], 1.0, weight.numel(), PickedRows(rows.cuda(), ((24, 180),)))
-    capture = Capture([Wanted([weight], selection)])
-    with capture.evaluation(1.0):
-        torch.conv2d(x, weight, padding=1).square().sum().backward()
-    assert weight.grad is None
-    torch.conv2d(x, weight, padding=1).square().sum().backward()
-    assert weight.grad is not None
-    torch.testing.assert_close(capture.values()[0], weight.grad.reshape(-1)[places], rtol=1e-10, atol=1e-10)
+    conv = nn.Conv2d(24, 24, 3, padding=1, bias=False, dtype=torch.float64, device="cuda").to(
+        memory_format=memory_format  # type: ignore[call-overload]
+    )
+    x = torch.randn(5, 24, 9, 9, dtype=torch.float64, device="cuda").contiguous(memory_format=memory_format)
+    chosen = torch.randperm(24)[:channels].sort().values
+    entries = torch.arange(conv.weight.numel()).view(conv.weight.shape)
+    places = entries.index_select(dimension, chosen).reshape(-1).sort().values.cuda()
+    selection = silk.Selection(places, places[:0], 1.0, conv.weight.numel())
+    groups = GroupGradients([[conv.weight]], [dimension], conv)
+    groups.select([selection])
+    with groups.collected():
+        conv(x).square().sum().backward()
+    assert conv.weight.grad is None
+    values = torch.zeros(len(places), dtype=torch.float64, device="cuda")
+    groups.add_to([values])
+    conv(x).square().sum().backward()
+    assert conv.weight.grad is not None
+    torch.testing.assert_close(values, conv.weight.grad.reshape(-1)[places], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [*entry_cases.DTYPES, torch.float16])

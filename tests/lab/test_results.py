@@ -48,9 +48,6 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "3.00": "1.00 + 2.00",
         "0.30": "0.10 + 0.20",
     },
-    "backprop.md": {
-        "0.70": "the ceiling (2 + 0.1) / 3",
-    },
 }
 # Ratios, with both parts: numbers of the files or of the page, or powers of ten where the unit changes.
 RATIOS: dict[str, dict[str, tuple[float, float]]] = {

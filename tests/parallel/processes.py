@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 import spidersilk as silk
 import spidersilk.distributed
-from spidersilk.variance.backprop import registry
 
 WORLD = 4
 TIMEOUT = timedelta(seconds=60)
@@ -173,12 +172,9 @@ class Training:
 
 def trajectory(group: Any, method: str, steps: int = 100, **options: Any) -> tuple[Tensor, float]:
     training = Training(group, method, **options)
-    smallest, registry.SMALLEST = registry.SMALLEST, 1
-    try:
-        points = training.go(steps)
-    finally:
-        registry.SMALLEST = smallest
-    assert (training.optimizer._engine.captures > 0) is (method == "sparse backward")
+    points = training.go(steps)
+    groups = training.optimizer._engine.groups
+    assert (groups is not None and groups.is_compared) is (method == "sparse backward")
     return points, training.optimizer.gradient_queries
 
 

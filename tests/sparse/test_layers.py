@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from spidersilk.sparse.owners import RuledOwner
+from spidersilk.layers.dressing import Ruled
 from spidersilk.sparse.sparse import Sparse
 
 
@@ -42,7 +42,7 @@ def dense(
 ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
     """Output, gradient of the input, and those of the parameters, by autograd on an ordinary copy."""
     plain = copy.deepcopy(model)
-    assert not any(isinstance(module, RuledOwner) for module in plain.modules())
+    assert not any(isinstance(module, Ruled) for module in plain.modules())
     x = x.detach().requires_grad_(x.is_floating_point())
     out = plain(x)
     weigh(out).backward()
@@ -65,7 +65,7 @@ def check(model: nn.Module, x: Tensor, groups: str = "columns", k2: float = 0.3,
     """One layer: output, gradients of input, bias and the selected part of the weight."""
     optimizer = Sparse(model, torch.optim.SGD, lr=0.1, k2=k2, groups=groups, generator=seeded())
     out, of_input, wanted = dense(model, x)
-    assert isinstance(model, RuledOwner) or not list(optimizer._weights)
+    assert isinstance(model, Ruled) or not list(optimizer._weights)
     x = x.detach().requires_grad_(x.is_floating_point())
     found = model(x)
     weigh(found).backward()
@@ -75,7 +75,7 @@ def check(model: nn.Module, x: Tensor, groups: str = "columns", k2: float = 0.3,
         torch.testing.assert_close(x.grad, of_input, **close)
     if getattr(model, "bias", None) is not None:
         torch.testing.assert_close(model.bias.grad, wanted["bias"], **close)
-    if isinstance(model, RuledOwner):
+    if isinstance(model, Ruled):
         assert model.weight.grad is None
         torch.testing.assert_close(*selected(optimizer, model.weight, wanted["weight"]), **close)
     else:  # all of it is selected, so it is trained as it is
@@ -257,7 +257,7 @@ def test_tied_weights() -> None:
     model[4] = nn.Linear(12, 11, bias=False).double()
     model[4].weight = model[0].weight
     optimizer = columns(model)
-    assert isinstance(model[4], RuledOwner)
+    assert isinstance(model[4], Ruled)
     plain = copy.deepcopy(model)
     assert plain[4].weight is plain[0].weight
     loss_of(plain).backward()
@@ -298,9 +298,10 @@ def test_gradients_of_gradients() -> None:
         torch.testing.assert_close(*selected(optimizer, layer.weight, other.weight.grad), rtol=1e-10, atol=1e-10)
 
 
-def test_without_a_graph_break_and_without_compiling_again() -> None:
+@pytest.mark.parametrize("groups", ["columns", "rows"])
+def test_without_a_graph_break_and_without_compiling_again(groups: str) -> None:
     model = network(torch.float32)
-    optimizer = columns(model, inner_steps=2)
+    optimizer = columns(model, inner_steps=2, groups=groups)
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
@@ -329,7 +330,7 @@ def test_what_others_see_is_an_ordinary_model() -> None:
     torch.testing.assert_close(torch.export.export(model, (IDS,)).module()(IDS), model(IDS))
     optimizer.close()
     assert [type(module) for module in model.modules()] == kinds
-    assert "_compacts" not in vars(model[1])
+    assert not {"_compacts", "_source"} & set(vars(model[1]))
 
 
 def pickled(model: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from spidersilk.kernels.interface import Entries, Kernels, Seed
+from spidersilk.layers import Part
 from spidersilk.operator.counts import Count, counts_within
 from spidersilk.sparse.sharded import as_listed, as_parameter, counts_of, from_list, is_sharded, local
 from spidersilk.variance.compact import is_second_moment
@@ -104,6 +105,12 @@ class Compact:
         if self._entries is None:
             self._entries = Entries(self.view, self.indices, self.values)
         return self._entries
+
+    def part(self) -> Part | None:
+        """What a layer rule is to give the gradient of; none while a whole one is wanted."""
+        if self.is_dense or self.dimension is None:
+            return None
+        return Part(self.param, self.indices, self.dimension)
 
     def show(self, indices: Tensor) -> None:
         """Stand for these, as the weight holds them."""

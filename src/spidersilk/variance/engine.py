@@ -20,12 +20,13 @@ from spidersilk.operator.dimensions import group_dimensions
 from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection, Selector
 from spidersilk.variance import memory
-from spidersilk.variance.backprop import Capture, Wanted
 from spidersilk.variance.compact import CompactBase
 from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
+from spidersilk.variance.group_gradients import GroupGradients
 from spidersilk.variance.method import Method
 from spidersilk.variance.moving import move_all
+from spidersilk.variance.refusals import same_by_rules
 from spidersilk.variance.two_point import Closure, TwoPoint
 from spidersilk.variance.vectors import Vectors
 
@@ -63,7 +64,6 @@ class Engine:
             memory=method.sparsity is not None,
         )
         self.points = TwoPoint(self.vectors.params, model)
-        self.sparse_backward, self.captures = sparse_backward, 0
         self.selector: Selector | None = None
         self.dimensions: list[int] | None = None  # of the parameters: along which columns are counted
         if method.sparsity is not None:
@@ -72,6 +72,10 @@ class Engine:
                 self.dimensions = group_dimensions(self.vectors.params, modules)
             shapes = [([p.shape for p in slab.params], slab.device) for slab in self.slabs]
             self.selector = Selector(method.sparsity, shapes, stream, kernels, self.dimensions)
+        self.groups: GroupGradients | None = None  # for layer rules
+        if sparse_backward and method.sparsity is not None and method.sparsity.groups is not None:
+            dimensions = self.dimensions or [0] * len(self.vectors.params)
+            self.groups = GroupGradients([slab.params for slab in self.slabs], dimensions, model)
         full_state = method.anchor_move == "all"
         self.compact = CompactBase(base, self.slabs, full_state, kernels) if method.moves_selected else None
         self.selections: list[Selection] | None = None
@@ -80,7 +84,6 @@ class Engine:
         self._advance = kernels.advance if fused else PLAIN.advance
         self._rescales = method.scaling == "unbiased"
         self._on_cuda = any(slab.device.type == "cuda" for slab in self.slabs)
-        self._wanted: tuple[Selections, list[Wanted]] = [], []
 
     # An anchor.
 
@@ -124,44 +127,33 @@ class Engine:
 
     def evaluate(self, closure: Closure, selections: Selections) -> Evaluated:
         """The difference of gradients at the current point and at the reference, on the selections (line 10)."""
-        if self.sparse_backward and all(s is not None and s.picked is not None for s in selections):
-            evaluated = self._evaluate_rows(closure, selections)
-            if evaluated is not None:
-                return evaluated
-            loss = self.points.at_current_again(closure)
-        else:
-            loss = self.points.at_current(closure, then_reference=True)
-        values = self._read(selections)
-        before = self.points.at_reference(closure, self.vectors.points)
-        for here, there in zip(values, self._read(selections), strict=True):
+        groups = self.groups
+        if groups is not None:
+            groups.select([s for s in selections if s is not None])
+        trusted = groups if groups is not None and groups.is_compared else None
+        loss = self.points.at_current(closure, True, trusted)
+        values = self._read(selections, trusted)
+        if groups is not None and not groups.is_compared:
+            with same_by_rules(values) as by_rules:
+                self.points.at_current_again(closure, groups)
+                by_rules += self._read(selections, groups)
+            values, groups.is_compared = by_rules, True
+        before = self.points.at_reference(closure, self.vectors.points, groups)
+        for here, there in zip(values, self._read(selections, groups), strict=True):
             here.sub_(there)
         return Evaluated(loss, before, values)
 
-    def _read(self, selections: Selections) -> list[Tensor]:
+    def _read(self, selections: Selections, groups: GroupGradients | None) -> list[Tensor]:
         """The gradients that a closure left, on the selections, in tensors of our own."""
-        return [
+        values = [
             slab.flatten([p.grad for p in slab.params])
             if selection is None
             else self.kernels.gather([p.grad for p in slab.params], slab.sizes, selection.indices, slab.dtype)
             for slab, selection in zip(self.slabs, selections, strict=True)
         ]
-
-    def _evaluate_rows(self, closure: Closure, selections: Selections) -> Evaluated | None:
-        """The same by layer rules that compute the selected rows alone; None if the closure spoils that."""
-        chosen, wanted = self._wanted
-        if len(chosen) != len(selections) or any(a is not b for a, b in zip(chosen, selections, strict=True)):
-            pairs = zip(self.slabs, selections, strict=True)
-            wanted = [Wanted(slab.params, s) for slab, s in pairs if s is not None]
-            self._wanted = selections, wanted
-        capture = Capture(wanted)
-        self.captures += 1
-        loss, before = self.points.at_current(closure, True, capture), None
-        if not capture.spoiled:
-            before = self.points.at_reference(closure, self.vectors.points, capture)
-        if not capture.spoiled:
-            return Evaluated(loss, before, capture.values())
-        self.sparse_backward = False
-        return None
+        if groups is not None:
+            groups.add_to(values)
+        return values
 
     def advance(self, values: list[Tensor], selections: Selections, flag: Flag | None) -> bool:
         """v (line 11), M (line 12) and x (line 9). Returns whether v is finite; if it is not, x is as it was."""

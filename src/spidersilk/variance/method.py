@@ -111,16 +111,6 @@ class Method:
         return settings
 
 
-def check_sparse_backward(sparse_backward: object, method: Method) -> None:
-    """Layer rules compute rows of a gradient."""
-    check_choice("sparse_backward", sparse_backward, (True, False))
-    if sparse_backward and method.sparsity is not None and method.sparsity.groups == "columns":
-        raise ValueError(
-            "sparse_backward = True with groups = 'columns': layer rules are for groups='rows' alone, so "
-            "leave sparse_backward=False"
-        )
-
-
 def check_model(model: object, param_groups: Sequence[dict[str, Any]]) -> None:
     """Refuse a `model=` whose buffers are not those of what is trained."""
     if model is None:

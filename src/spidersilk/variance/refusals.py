@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,13 @@ SCALED = (
     "a GradScaler calls step: it unscales gradients before the step, and the closure's come later, still scaled; call "
     "optimizer.step(closure) itself with an unscaled loss, under bfloat16 autocast, which needs no scaler"
 )
+
+OTHER_BY_RULES = (
+    "sparse_backward = True: without the whole gradients of weights the closure {what}, because it uses gradients "
+    "itself (p.grad, torch.autograd.grad, backward(inputs=...)) or differs from call to call: leave "
+    "sparse_backward=False"
+)
+ALIKE = 0.05  # of their norm: how far gradients may be apart by rounding, under bfloat16 autocast too
 
 
 def refuse_scaler(optimizer: Optimizer) -> NoReturn:
@@ -77,3 +85,17 @@ def unchanged_after_backward(params: Sequence[Tensor]) -> Iterator[None]:
         grad, version = arrived.get(id(p), (p.grad, -1))
         if p.grad is not grad or (grad is not None and version not in (-1, grad._version)):
             raise RuntimeError(CHANGED_IN_CLOSURE)
+
+
+@contextmanager
+def same_by_rules(values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Around an evaluation by layer rules, which puts its values in the list: refuse it if they are not as `values`."""
+    found: list[Tensor] = []
+    try:
+        yield found
+    except Exception as error:
+        raise RuntimeError(OTHER_BY_RULES.format(what="fails")) from error
+    whole = math.hypot(*(float(a.norm()) for a in values))
+    apart = math.hypot(*(float((a - b).norm()) for a, b in zip(values, found, strict=True)))
+    if apart > ALIKE * whole:
+        raise RuntimeError(OTHER_BY_RULES.format(what="has other gradients"))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from spidersilk.find_modules import calls_of_others, modules_around
-from spidersilk.variance.backprop import Capture
 from spidersilk.variance.graph import capturing
+from spidersilk.variance.group_gradients import GroupGradients
 from spidersilk.variance.refusals import ADDED_TO_V, LOST, unchanged_after_backward
 
 Closure = Callable[[], Any]
@@ -57,13 +57,13 @@ class TwoPoint:
         finally:  # also after an error: what is there then is of this step
             self._left = [(None, 0) if p.grad is None else (weakref.ref(p.grad), p.grad._version) for p in self.params]
 
-    def at_current(self, closure: Closure, then_reference: bool = False, capture: Capture | None = None) -> Any:
+    def at_current(self, closure: Closure, then_reference: bool = False, groups: GroupGradients | None = None) -> Any:
         """Evaluate at the parameters as they are; remember what `at_reference` needs if it is to follow.
 
-        With a `capture`, gradients go there as well as to `p.grad`.
+        With `groups`, gradients go there as well as to `p.grad`.
         """
         if not then_reference:
-            return self._run(closure, "current", capture)
+            return self._run(closure, "current", groups)
         if self._buffers is None:
             self._buffers = BufferGuard(self.params, self._model)
         if self._devices and capturing() and self._draws is not False:
@@ -74,23 +74,21 @@ class TwoPoint:
         self._randomness = self._swap_random_state()
         with self._buffers.at_current():
             if self._seen_gradients:
-                return self._run(closure, "current", capture)
+                return self._run(closure, "current", groups)
             with unchanged_after_backward(self.params):
-                loss = self._run(closure, "current", capture)
+                loss = self._run(closure, "current", groups)
             self._seen_gradients = True  # what one closure does, the next ones do
             return loss
 
-    def at_current_again(self, closure: Closure) -> Any:
+    def at_current_again(self, closure: Closure, groups: GroupGradients) -> None:
         """Evaluate as the last `at_current` with `then_reference` did; randomness and buffers stay as it left them."""
-        for p in self.params:
-            p.grad = None
-        return self.at_reference(closure, [p.data for p in self.params], point="current")
+        self.at_reference(closure, [p.data for p in self.params], groups, point="current")
 
     def at_reference(
         self,
         closure: Closure,
         points: Sequence[Tensor],
-        capture: Capture | None = None,
+        groups: GroupGradients | None = None,
         point: Point = "reference",
     ) -> Any:
         """Evaluate with the values of `points`, and the randomness and buffers that the last `at_current` began with.
@@ -104,11 +102,11 @@ class TwoPoint:
             self._draws = bool(self._draws) or not all(torch.equal(a, b) for a, b in pairs)
         try:
             with swapped(self.params, points), self._buffers.at_reference():
-                return self._run(closure, point, capture)
+                return self._run(closure, point, groups)
         finally:
             self._swap_random_state(after)
 
-    def _run(self, closure: Closure, point: Point, capture: Capture | None) -> Any:
+    def _run(self, closure: Closure, point: Point, groups: GroupGradients | None) -> Any:
         for p in self.params:
             p.grad = None
         versions = [p._version for p in self.params]
@@ -116,15 +114,14 @@ class TwoPoint:
         torch.clear_autocast_cache()  # an autocast around the step would keep casts of the other point's weights
         self.evaluating = point
         try:
-            sign = 1.0 if point == "current" else -1.0
-            with torch.enable_grad(), nullcontext() if capture is None else capture.evaluation(sign):
+            with torch.enable_grad(), nullcontext() if groups is None else groups.collected():
                 loss = closure()
         finally:
             self.evaluating = None
             torch.clear_autocast_cache()
         if loss is None:
             raise RuntimeError("the closure returned None: let it return the loss")
-        if all(p.grad is None for p in self.params) and not (capture is not None and capture.caught):
+        if all(p.grad is None for p in self.params) and not (groups is not None and groups.arrived):
             raise RuntimeError("the closure left no gradient in any parameter: let it call loss.backward()")
         # In-place changes raise the version; changes through .data do not, so the first evaluation compares values.
         changed = versions != [p._version for p in self.params]

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import all_finite
 from spidersilk.loop.counter import CountsLoops, LoopCounter
@@ -24,7 +25,7 @@ from spidersilk.variance.engine import Engine
 from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
 from spidersilk.variance.measures import Measures
-from spidersilk.variance.method import Choose, Method, Move, check_base, check_model, check_sparse_backward
+from spidersilk.variance.method import Choose, Method, Move, check_base, check_model
 from spidersilk.variance.over_base import CHANGED, OverBase
 from spidersilk.variance.rank_facts import facts_of
 from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler, refuse_skipped_batches
@@ -49,8 +50,8 @@ class VarianceReduced(CountsLoops, OverBase):
         which ends a loop when v has become too noisy (`Adaptive(...)` sets how noisy).
     max_norm: clips the v that moves x to this norm; the running estimate stays as it is. Do not clip inside the
         closure: it would spoil the differences.
-    sparse_backward: whether small steps compute the selected rows of a gradient alone, where whole rows are selected
-        and a layer has a rule for it (docs/backprop.md).
+    sparse_backward: whether small steps compute the selected groups of a weight's gradient alone, where whole rows or
+        columns are selected and its layer has a rule for it (docs/backprop.md).
     model: the module that holds the parameters. Its buffers (BatchNorm's statistics) are kept the same for both
         evaluations of a small step, and with groups="columns" its modules tell which dimension of a weight counts
         inputs; without it the modules around the parameters are searched for.
@@ -81,7 +82,7 @@ class VarianceReduced(CountsLoops, OverBase):
         process_group: Group = None,
     ):
         self.method = Method(reference, move, choose, anchor_move, sparsity, max_norm)
-        check_sparse_backward(sparse_backward, self.method)
+        check_choice("sparse_backward", sparse_backward, (True, False))
         check_base(base_optimizer, self.method)
         length = None if inner_steps is None else as_inner_length(inner_steps)
         if isinstance(length, Adaptive):

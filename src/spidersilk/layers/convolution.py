@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spidersilk.sparse.layers.registry import Part, autocast, rule
+from spidersilk.layers.registry import Part, autocast, rule
 
 
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -16,25 +16,21 @@ def convolution(module: Any, part: Part, input: Tensor) -> Tensor | None:
     if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str) or not batched:
         return None
     x, weight, bias = autocast(input, module.weight, module.bias)
-    kept = x.index_select(1, part.indices) if part.dimension == 1 else x
+    kept = x.index_select(1, part.indices) if part.dimension == 1 else None
     return _Convolution.apply(x, kept, weight, bias, *part, module.stride, module.padding, module.dilation)
 
 
 class _Convolution(torch.autograd.Function):
-    """`kept` is all of x that is needed for backward; it comes apart, so that gradients of gradients see x too."""
+    """`kept` is what backward needs of x, if that is not all of it; it comes apart for gradients of gradients."""
 
     @staticmethod
     def forward(
-        x: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int,
-        stride: Any, padding: Any, dilation: Any,
+        ctx: Any, x: Tensor, kept: Tensor | None, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor,
+        dimension: int, stride: Any, padding: Any, dilation: Any,
     ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x if kept is None else kept, weight, indices)
+        ctx.shape, ctx.dtype, ctx.dimension, ctx.options = x.shape, values.dtype, dimension, (stride, padding, dilation)
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), 1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, kept, weight, _, values, indices, ctx.dimension, *options = inputs
-        ctx.save_for_backward(kept, weight, indices)
-        ctx.shape, ctx.dtype, ctx.options = x.shape, values.dtype, options
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -52,7 +48,9 @@ class _Convolution(torch.autograd.Function):
             outputs, part = delta, weight.index_select(1, indices)
         else:
             outputs, part = delta.index_select(1, indices), weight.index_select(0, indices)
-        of_values = torch.ops.aten.convolution_backward(
-            outputs, kept, part, None, *common, (False, True, False)
-        )[1]  # fmt: skip
+        of_values = part
+        if part.numel():
+            of_values = torch.ops.aten.convolution_backward(
+                outputs, kept, part, None, *common, (False, True, False)
+            )[1]  # fmt: skip
         return of_input, None, None, of_bias, of_values.to(ctx.dtype), *[None] * 5

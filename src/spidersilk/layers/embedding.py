@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.sparse.layers.registry import Part, rule
+from spidersilk.layers.registry import Part, rule
 
 
 @rule(nn.Embedding)
@@ -20,19 +20,17 @@ def embedding(module: nn.Embedding, part: Part, input: Tensor) -> Tensor | None:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ids: Tensor, weight: Tensor, padding: int | None, values: Tensor, indices: Tensor) -> Tensor:
-        return F.embedding(ids, weight, padding)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ids, _, ctx.padding, values, indices = inputs
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, values: Tensor, indices: Tensor) -> Tensor:
         ctx.save_for_backward(ids, indices)
-        ctx.shape, ctx.dtype = values.shape, values.dtype
+        ctx.shape, ctx.dtype, ctx.padding = values.shape, values.dtype, padding
+        return F.embedding(ids, weight, padding)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         ids, indices = ctx.saved_tensors
         count, width = ctx.shape
+        if not count:
+            return None, None, None, delta.new_zeros(ctx.shape, dtype=ctx.dtype), None
         flat = ids.reshape(-1).to(indices.dtype)
         place = torch.searchsorted(indices, flat).clamp(max=count - 1)
         found = indices.index_select(0, place) == flat

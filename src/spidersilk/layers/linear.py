@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.sparse.layers.registry import Part, autocast, rule
+from spidersilk.layers.registry import Part, autocast, rule
 
 
 @rule(nn.Linear)
 def linear(module: nn.Linear, part: Part, input: Tensor) -> Tensor | None:
     x, weight, bias = autocast(input, module.weight, module.bias)
-    kept = x.index_select(-1, part.indices) if part.dimension == 1 else x
+    kept = x.index_select(-1, part.indices) if part.dimension == 1 else None
     return _Linear.apply(x, kept, weight, bias, *part)
 
 
@@ -23,24 +23,21 @@ def transposed_linear(module: Any, part: Part, x: Tensor) -> Tensor | None:
     """Its weight is that of a linear layer, transposed."""
     turned = Part(part.values.t(), part.indices, 1 - part.dimension)
     x, weight, bias = autocast(x, module.weight, module.bias)
-    kept = x.index_select(-1, part.indices) if turned.dimension == 1 else x
+    kept = x.index_select(-1, part.indices) if turned.dimension == 1 else None
     return _Linear.apply(x, kept, weight.t(), bias, *turned)
 
 
 class _Linear(torch.autograd.Function):
-    """`kept` is all of x that is needed for backward; it comes apart, so that gradients of gradients see x too."""
+    """`kept` is what backward needs of x, if that is not all of it; it comes apart for gradients of gradients."""
 
     @staticmethod
     def forward(
-        x: Tensor, kept: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
-    ) -> Tensor:
+        ctx: Any, x: Tensor, kept: Tensor | None, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor,
+        dimension: int,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x if kept is None else kept, weight, indices)
+        ctx.dtype, ctx.dimension = values.dtype, dimension
         return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, kept, weight, _, values, indices, ctx.dimension = inputs
-        ctx.save_for_backward(kept, weight, indices)
-        ctx.dtype = values.dtype
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -49,5 +46,5 @@ class _Linear(torch.autograd.Function):
         flat = delta.reshape(-1, delta.shape[-1])
         of_bias = flat.sum(0) if ctx.needs_input_grad[3] else None
         rows = flat if ctx.dimension == 1 else flat.index_select(1, indices)
-        of_values = (rows.t() @ kept.reshape(-1, kept.shape[-1])).to(ctx.dtype)
+        of_values = (rows.t() @ kept.reshape(flat.shape[0], kept.shape[-1])).to(ctx.dtype)
         return of_input, None, None, of_bias, of_values, None, None
