@@ -8,7 +8,7 @@ python benchmarks/backprop.py --model resnet18 --sequences 256 --methods dense,c
 Models: the GPTs of gpt.py (dense is AdamW), fc (3072-1000-1000-10) and resnet18 (dense is SGD). Methods: dense,
 columns-P, rows-P, entries-P (P %), lora-R (GPTs). All are in one process, in blocks of steps that take turns, so that a
 slow minute of the machine is everybody's. `ratio` is a block's mean over that of the dense block before it: median and
-range. A new selection is made once in each block, on average: every `--block` steps. On CUDA, `kernel_ms` is the time
+range. A new selection is made every `--inner` steps. On CUDA, `kernel_ms` is the time
 in kernels of a step, from a profile; what is left of `ms` is Python and launches that the device waits for.
 """
 
@@ -37,7 +37,7 @@ class Run:
     def __init__(self, method: str, given: argparse.Namespace):
         self.method, self.device = method, given.device
         self.model, self.loss, baseline = build(given)
-        self.optimizer = optimizer_for(method, self.model, baseline, given.block)
+        self.optimizer = optimizer_for(method, self.model, baseline, given.inner)
         self.called: Any = torch.compile(self.model) if given.compile else self.model
         self.means: list[float] = []
 
@@ -115,7 +115,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--block", type=int, default=10, help="steps of a block, and of a selection")
+    parser.add_argument("--block", type=int, default=10, help="steps of a block")
+    parser.add_argument("--inner", type=int, default=20, help="steps of a selection")
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=0)
@@ -130,7 +131,7 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     runs = [Run(method, given) for method in methods]
     for run in runs:
-        run.block(given.block + 2)  # compiles, and makes a new selection
+        run.block(given.inner + 2)  # compiles, and makes a new selection
     for number in range(given.blocks):
         for run in runs:
             run.means.append(run.block(given.block))
@@ -145,7 +146,10 @@ def main() -> None:
         shown = f", kernels {row['kernel_ms']:.2f} ms" if "kernel_ms" in row else ""
         print(f"{run.method}: {row['ms']:.2f} ms, {row['ratio']:.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}){shown}")
     if given.save:
-        kept = {n: getattr(given, n) for n in ("model", "sequences", "length", "compile", "block", "blocks", "threads")}
+        kept = {
+            n: getattr(given, n)
+            for n in ("model", "sequences", "length", "compile", "block", "inner", "blocks", "threads")
+        }
         figures = kept | {"checkpointing": not given.no_checkpointing, "methods": results}
         parts = [given.model.replace(".", "_"), str(given.sequences), given.device]
         extra = [w for w, on in (("full", given.no_checkpointing and is_gpt), ("compiled", given.compile)) if on]
