@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -89,26 +90,33 @@ def accumulated(group: Any, how: str, steps: int = 12) -> tuple[Tensor, list[int
     return flat(model), bytes_of_steps, k
 
 
+@contextmanager
+def messages_of() -> Iterator[list[Tensor]]:
+    """All tensors that are all-reduced meanwhile."""
+    messages: list[Tensor] = []
+    original = dist.all_reduce
+
+    def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        messages.append(tensor)
+        return original(tensor, *args, **kwargs)
+
+    dist.all_reduce = noting
+    try:
+        yield messages
+    finally:
+        dist.all_reduce = original
+
+
 def in_buckets(group: Any) -> list[int]:
     """The sizes of messages of one backward pass where a bucket is small; the last layer's come first."""
     averaging.BUCKET = 16
     model = network(torch.float32)
     optimizer = make(model, group, groups="columns", k2=0.2)
-    messages: list[int] = []
-    original = dist.all_reduce
-
-    def counting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        messages.append(tensor.numel())
-        return original(tensor, *args, **kwargs)
-
-    dist.all_reduce = counting
-    try:
+    with messages_of() as messages:
         F.cross_entropy(model(X.float()), Y).backward()
-    finally:
-        dist.all_reduce = original
     averaging.BUCKET = 25 << 20
     optimizer.close()
-    return messages
+    return [tensor.numel() for tensor in messages]
 
 
 def put_there(group: Any) -> Tensor:
@@ -126,21 +134,11 @@ def sent(group: Any, steps: int) -> tuple[int, int, int, list[int]]:
     """k, and what was handed over: values, at anchors, and the size of every message."""
     model = network(torch.float32)
     optimizer = make(model, group)
-    messages: list[int] = []
-    original = dist.all_reduce
-
-    def counting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        messages.append(tensor.numel() * tensor.element_size())
-        return original(tensor, *args, **kwargs)
-
-    dist.all_reduce = counting
-    try:
+    with messages_of() as messages:
         train(model, optimizer, group, steps)
-    finally:
-        dist.all_reduce = original
     traffic, k = optimizer.traffic, optimizer.k
     optimizer.close()
-    return k, traffic.small_steps, traffic.anchors, messages
+    return k, traffic.small_steps, traffic.anchors, [t.numel() * t.element_size() for t in messages]
 
 
 def outcome(group: Any, wrong: str) -> str:

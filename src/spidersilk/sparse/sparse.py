@@ -247,19 +247,22 @@ class Sparse(Saves):
                 raise ValueError(f"anchor = {anchor}: {together.NO_CLOSURE}")
             self._renew()
         density = 1.0 if any(compact.is_due for compact in self._weights) else self.density
-        self._share = share = self._workers.share(getattr(anchor, "portion", None), samples)
+        share = self._workers.share(getattr(anchor, "portion", None), samples)
         if closure is None and not share.even:
             raise ValueError(f"ranks have unequal parts of this batch: {together.NO_CLOSURE}")
-        loss = self._pieces.evaluate(closure, piece, self._params())
+        self._share = share
+        try:
+            loss = self._pieces.evaluate(closure, piece, self._params())
+            stepped = [p for p in self._params() if p.grad is not None]
+            if piece.last and self._together:
+                self._averaging.rest(stepped)
+        finally:
+            self._share = None
         self.gradient_queries += math.nan if share.samples is None else share.samples * density
         if piece.last:
-            stepped = [p for p in self._params() if p.grad is not None]
-            if self._together:
-                self._averaging.rest(stepped)
             self._move(stepped)
             if anchor is None and self.inner_steps is not None and self.age >= self.inner_steps:
                 self._renew()
-        self._share = None
         return loss
 
     def _move(self, stepped: list[Tensor]) -> None:

@@ -133,23 +133,17 @@ class NumbaKernels:
 
     def refresh(self, parts: Sequence[Entries]) -> None:
         for part in parts:
-            _through(entries.refresh, entries.refresh_groups, part)
+            if is_grouped(part.master):
+                PLAIN.refresh([part])
+            else:
+                _share(entries.refresh, _ranges(part.indices.numel()), *map(_array, part))
 
     def write_through(self, parts: Sequence[Entries]) -> None:
         for part in parts:
-            _through(entries.write, entries.write_groups, part)
-
-
-def _through(of_entries: Callable[..., None], of_groups: Callable[..., None], part: Entries) -> None:
-    weight, indices, master = part
-    if not is_grouped(master):
-        _share(of_entries, _ranges(indices.numel()), *map(_array, part))
-        return
-    outer, k, inner = master.shape
-    if master.numel():
-        span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
-        arrays = _array(weight.as_strided((span,), (1,))), _array(indices), _array(master.view(-1))
-        _share(of_groups, _ranges(outer * k), *arrays, inner, *weight.stride())
+            if is_grouped(part.master):
+                PLAIN.write_through([part])
+            else:
+                _share(entries.write, _ranges(part.indices.numel()), *map(_array, part))
 
 
 def _mark_top(bits: np.ndarray, k: int, hint: object) -> np.ndarray:

@@ -32,36 +32,3 @@ def write(start, stop, weight, indices, master) -> None:
     for i in range(start, stop):
         place = indices[i]
         weight[place] = to_entry(master[i], weight[place])
-
-
-# Groups: unit u of [start, stop) is the selected group u % k of the outer index u // k, `inner` values of a copy. Three
-# strides say where they are in the weight.
-
-
-@compiled
-def refresh_groups(start, stop, weight, indices, master, inner, outer_stride, stride, inner_stride) -> None:
-    k = indices.size
-    outer, j = start // k, start % k  # counted on below: divisions take longer than the rest
-    for unit in range(start, stop):
-        at = outer * outer_stride + indices[j] * stride
-        j += 1
-        if j == k:
-            outer, j = outer + 1, 0
-        for i in range(inner):
-            held, place = weight[at + i * inner_stride], unit * inner + i
-            if to_entry(master[place], held) != held:
-                master[place] = master.dtype.type(to_number(held))
-
-
-@compiled
-def write_groups(start, stop, weight, indices, master, inner, outer_stride, stride, inner_stride) -> None:
-    k = indices.size
-    outer, j = start // k, start % k
-    for unit in range(start, stop):
-        at = outer * outer_stride + indices[j] * stride
-        j += 1
-        if j == k:
-            outer, j = outer + 1, 0
-        for i in range(inner):
-            place = at + i * inner_stride
-            weight[place] = to_entry(master[unit * inner + i], weight[place])

@@ -88,7 +88,7 @@ class Task(ABC):
 
     def make_start(self, report: StartReport) -> State:
         """The start, as `self.model` loads it. It draws no numbers from torch's global generator."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has a start that is kept, so it needs a make_start")
 
     def batches(self, anchor: int | None, small: int, inner: int | InnerLength, generator: torch.Generator) -> Any:
         """What yields (batch, is_anchor) without end and can be saved and resumed; `anchor` may be None for all."""
