@@ -100,7 +100,7 @@ def _claims(judged: Iterable[tuple[Claim, list[Verdict]]]) -> str:
         one = len({v.part for v in own}) == 1
         cells = ["; ".join(filter(None, (getattr(v, key) for v in own))) if one else "" for key in ("ratio", "seeds")]
         quote = f"[{number}](reproduction/claims.md#claim-{number}) “{claim.text}” ({claim.where})"
-        rows.append([quote, f"**{verdicts.summary(made)}**", *cells])
+        rows.append([quote, f"**{verdicts.summary(claim, made)}**", *cells])
     return markdown_table(["the paper", "here", "queries", "seeds, length"], rows)
 
 

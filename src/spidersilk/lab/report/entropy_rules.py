@@ -41,14 +41,18 @@ def maximum(group: Group) -> float:
     return math.log2(MODELS[model_and_data(group)[0]][1])
 
 
-def _table1(judge: Judge, model: str = "", whole: bool = True) -> Rule:
-    """A rule over the runs whose entropies the paper prints; `whole`: over those that went on for 150 epochs."""
+def _table1(judge: Judge, model: str = "", whole: bool = True, several: bool = False) -> Rule:
+    """A rule over the runs whose entropies the paper prints; `whole`: over those that went on for 150 epochs;
+    `several`: over models with more than one data set."""
 
     def rule(claim: Claim, material: Material) -> list[Verdict]:
         chapter = material.chapters.get("table1")
         printed = [] if chapter is None else [g for g in chapter.present if model_and_data(g) in TABLE_1]
         groups = [_whole(g) if whole else _at_the_start(g, material) for g in printed]
         groups = [g for g in groups if g.curves and model_and_data(g)[0].startswith(model)]
+        if several:
+            models = [model_and_data(g)[0] for g in groups]
+            groups = [g for g in groups if models.count(model_and_data(g)[0]) > 1]
         if not groups:
             return [Verdict(claim.text, NOT_RUN, "no runs of table1")]
         judged = [g for g in groups if len(g.curves) > 1 or (whole and g.curves[0].rows[-1]["seconds"] >= SHORT)]
@@ -153,6 +157,6 @@ RULES: dict[str, Rule] = {
     "entropy after": _table1(_near(1)),
     "entropy almost maximal": _table1(_almost_maximal, whole=False),
     "entropy about 3": _table1(_about_3, "cnn"),
-    "entropy by model": _table1(_by_model),
+    "entropy by model": _table1(_by_model, several=True),
     "entropy steady": _table1(_steady, "resnet18"),
 }

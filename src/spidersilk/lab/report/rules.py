@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from spidersilk.lab.experiments.claims import Claim
+from spidersilk.lab.experiments.claims import FIGURES, Claim
 from spidersilk.lab.experiments.grid import PLAIN
 from spidersilk.lab.experiments.paper import LABELS
 from spidersilk.lab.experiments.tuning import Record
@@ -243,7 +243,7 @@ def _is_geometric(group: Group, method: str) -> bool:
 
 def _m_above_b(claim: Claim, material: Material) -> list[Verdict]:
     """By the paper's own settings."""
-    configs = [c.find("spiderboost").config.completed() for k in claim.parts if (c := material.chapters.get(k))]
+    configs = [c.find("spiderboost").config.completed() for k in FIGURES if (c := material.chapters.get(k))]
     pairs = list(dict.fromkeys((int(c.inner_steps or 0), int(c.batch_size or 0)) for c in configs))
     why = "; ".join(f"m = {m}, b = {b}" for m, b in pairs)
     word = "so in its experiments" if all(m > b for m, b in pairs) else "not so in its own experiments"
@@ -252,6 +252,7 @@ def _m_above_b(claim: Claim, material: Material) -> list[Verdict]:
 
 RULES: dict[str, Rule] = {
     "better": _each_part(_better, rescue=True),
+    "consistently": _each_part(_better, rescue=True),
     "slightly better": _each_part(_slightly_better, rescue=True),
     "slightly worse": _each_part(_slightly_worse),
     "no worse": _each_part(_no_worse),
@@ -261,7 +262,7 @@ RULES: dict[str, Rule] = {
     "smaller gain": _smaller_gain,
     "range": _range,
     "controls": _controls,
-    "tuned, better": _tuned(_better),
+    "tuned, consistently": _tuned(_better),
     "tuned, no worse": _tuned(_no_worse),
     "splits": _splits,
     "geometric": _geometric,

@@ -33,13 +33,15 @@ def judge(claim: Claim, material: Material) -> list[Verdict]:
     return [replace(verdict, beyond=verdict.part in beyond) for verdict in made]
 
 
-def summary(verdicts: list[Verdict]) -> str:
+def summary(claim: Claim, verdicts: list[Verdict]) -> str:
     """The word for a claim by the paper's own tasks; with several, how many have which."""
     verdicts = [v for v in verdicts if not v.beyond] or verdicts
     parts = list(dict.fromkeys(verdict.part for verdict in verdicts))
     if len(parts) == 1:
         return "; ".join(dict.fromkeys(v.word for v in verdicts))
     words = [next(v.word for v in verdicts if v.part == part) for part in parts]
+    if set(words) == {NOT_RUN}:
+        return NOT_RUN
     counts: dict[str, list[int]] = {}
     for word in words:
         few = next((prefix for prefix in WORDS.values() if word.startswith(prefix)), "")
@@ -48,7 +50,8 @@ def summary(verdicts: list[Verdict]) -> str:
     for word, few in sorted(counts.items(), key=lambda item: _place(item[0])):
         some = "" if not any(few) else " on few seeds" if all(few) else f", {sum(few)} of these on few seeds"
         told.append(f"{word} ({len(few)} of {len(parts)}{some})")
-    return "; ".join(told)
+    not_all = "consistently" in claim.rule and list(counts) != [YES]
+    return ("not consistently: " if not_all else "") + "; ".join(told)
 
 
 def _place(word: str) -> int:
