@@ -28,8 +28,6 @@ from spidersilk.sparse.sharded import rank_of, ranks_of
 from spidersilk.sparse.weights import Weights, check_group, trainable
 from spidersilk.variance.saving import Saves
 
-Closure = Callable[[], Any]
-
 
 class Sparse(Saves):
     """A torch optimizer that holds gradient and state for the selected entries of each weight alone.
@@ -228,9 +226,10 @@ class Sparse(Saves):
         for compact in self._weights:
             compact.weight.grad = None
 
+    @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] (a graph would not count steps)
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Closure | None = None, anchor: IsAnchor = None, samples: int | None = None
+        self, closure: Callable[[], Any] | None = None, anchor: IsAnchor = None, samples: int | None = None
     ) -> Any:
         """One update with the gradients that have arrived; a closure is called first, and its loss returned.
 

@@ -105,15 +105,17 @@ class Weights:
 
     def collect_rest(self) -> None:
         """Collect what lies on weights without a backward pass: somebody has put it there, as torch allows."""
+        collect = self._collect()
+        assert collect is not None
         for compact in self:
-            weight, collect = compact.weight, self._collect()
+            weight = compact.weight
             if weight.requires_grad and not compact.param.requires_grad:
                 warnings.warn(
                     f"a weight of shape {tuple(weight.shape)} requires a gradient and its compact parameter does not, "
                     "so it is not trained: freeze and unfreeze both, by module.requires_grad_()",
                     stacklevel=2,
                 )
-            if weight.grad is not None and collect is not None:
+            if weight.grad is not None:
                 collect(compact)
 
     def _kernels_for(self, part: Tensor) -> Kernels:
