@@ -126,7 +126,7 @@ SETTINGS = [
     ("run logistic -o random-k", "k1=3", "k1 = 3 and k2 = 0.1 cannot be added up: set both to counts"),
     ("run logistic -o sparse-svrg", "scaling=biased", "scaling = 'biased' is not known"),
     ("run logistic -o sparse-svrg-selected", "scaling=none", "scaling = 'none' has no effect on sparse-svrg-selected"),
-    ("run logistic -o sparse-spiderboost", "scaling=refresh", "scaling = 'refresh' needs an anchored difference"),
+    ("run logistic -o sparse-spiderboost", "scaling=refresh", "scaling = 'refresh' with reference = 'previous'"),
     ("run logistic", "memory_reset=yes", "memory_reset = 'yes' must be true or false"),
     ("run logistic -o spiderboost", "memory_reset=true", "memory_reset = True has no effect on spiderboost"),
     ("run logistic", "per_tensor=1", "per_tensor = 1 must be true or false"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spidersilk.lab.experiments.paper import Experiments, Part, Values, printed_steps
+from spidersilk.lab.experiments.paper import Experiments, Part, Values
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.tasks import find
 
@@ -78,9 +78,10 @@ def summed_step(task: str) -> float:
 
 
 def _controls(figure: str, smoke: bool) -> Part:
-    """Algorithm 1 and SpiderBoost beside SGD on batches of an anchor's size, which takes a loop's steps as one.
+    """SGD that takes the steps of an inner loop at once, on a batch of the anchor's size; and, where that is not the
+    paper's SGD, one by one on small batches with their mean.
 
-    If v hardly changes inside a loop, the three take the same path; SGD then needs the anchor's queries alone.
+    If v hardly changes inside a loop, they go where Algorithm 1 and SpiderBoost go, without any small step.
     """
     task = {"figure2": "language", "figure3": "ranking"}[figure]
     if task == "language":
@@ -90,11 +91,13 @@ def _controls(figure: str, smoke: bool) -> Part:
     else:
         length = {"budget": 2.0, "eval_every": 0.25} if smoke else {"budget": 40.0, "eval_every": 0.5}
         common = {"options": {"data": "100k"}, **length}
-    key, lr, anchor = f"controls-{figure}", summed_step(task), find(task).settings["anchor_batch_size"]
-    sgd = {"lr": lr, "batch_size": anchor, "name": f"{key}-sgd-summed", "label": f"SGD, b {anchor}, lr {lr:.3g}"}
-    configs = [RunConfig(task, "sgd", **sgd, **common)]
-    configs += [
-        RunConfig(task, name, name=f"{key}-{name}", label=LABELS[name], **printed_steps(task), **common)
-        for name in ("sparse-spiderboost", "spiderboost")
-    ]
-    return Part(key, f"Controls of Figure {figure[-1]}: the anchors alone", configs, [])
+    key, settings, total = f"controls-{figure}", find(task).settings, summed_step(task)
+    forms = {"summed": (settings["anchor_batch_size"], total)}
+    if task == "ranking":
+        forms["mean"] = settings["batch_size"], total * settings["batch_size"] / settings["anchor_batch_size"]
+    configs = []
+    for word, (size, lr) in forms.items():
+        text = {"name": f"{key}-sgd-{word}", "label": f"SGD, b {size}, lr {lr:.3g}"}
+        configs.append(RunConfig(task, "sgd", lr=lr, batch_size=size, **text, **common))
+    note = f"To be read beside the runs of {figure}, which have the same task and length."
+    return Part(key, f"Controls of Figure {figure[-1]}: SGD with the steps of a loop", configs, [], note)
