@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -105,7 +106,7 @@ def test_geometric_loops_in_the_lab(tmp_path: Path) -> None:
     assert run.inner == SMALL["inner_steps"]
     markers = [bool(marker) for _, (_, marker) in zip(range(400), run.batches, strict=False)]
     anchors = [i for i, marker in enumerate(markers) if marker]
-    lengths = [b - a for a, b in zip(anchors, anchors[1:], strict=False)]
+    lengths = [b - a for a, b in itertools.pairwise(anchors)]
     assert len(set(lengths)) > 4
     told = runner.run(config(optimizer="sparse-svrg", lengths="geometric", inner_steps="theorem-2"), tmp_path / "run")
     assert told["status"] == "finished"
