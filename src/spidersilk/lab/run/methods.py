@@ -106,7 +106,7 @@ METHODS: dict[str, Method] = {
         "anchored, only selected coordinates move",
         silk.SparseSVRG,
         like="sparse-svrg",
-        ignores=("scaling",),
+        ignores=("scaling", "memory_reset"),
         move="selected",
     ),
     "sparse-sgd": _fresh("SGD on the selected entries of each weight", silk.SparseSGD),
