@@ -127,9 +127,16 @@ def tune_command(
     tune.tune(made, out, jobs=jobs, resume=resume, time_limit=time_limit)
 
 
+REPRODUCIBLE = (
+    "table1, figure1, figure2, figure3, sparsity, or all of these; ablation-split (k1 : k2, from random-k to top-k), "
+    "ablation-reset (of M), ablation-lengths (fixed and geometric loops), controls-figure2, controls-figure3 (SGD with "
+    "the same steps); more with commas"
+)
+
+
 @app.command("reproduce", epilog="Example: spidersilk reproduce figure1 --scale smoke")
 def reproduce_command(
-    what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all; more with commas")],
+    what: Annotated[str, typer.Argument(help=REPRODUCIBLE)],
     scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
     jobs: Jobs = 1,
     resume: Resume = False,
@@ -139,12 +146,14 @@ def reproduce_command(
     seeds: Seeds = 1,
     settings: Settings = None,
     time_limit: TimeLimit = None,
-    collect: Annotated[Path | None, typer.Option(help="folder of paper_*.json; runs that it has are skipped")] = None,
+    collect: Annotated[
+        Path | None, typer.Option(help="folder of JSON files, one an experiment; runs that it has are skipped")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
     data_dir: DataDir = None,
     plan_only: Annotated[bool, typer.Option("--list", help="print what would be run, and run nothing")] = False,
 ) -> None:
-    """Experiments of the paper, and a report with its claims beside what was measured."""
+    """Experiments of the paper, ablations and controls: a report, with the paper's claims beside what was measured."""
     from spidersilk.lab.commands import reproduce as command
 
     if resume and overwrite:
