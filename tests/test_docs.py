@@ -35,7 +35,7 @@ KINDS = {
     "": "commands and drawings: commands are looked up",
 }
 ELSEWHERE = {"distributed.md": "parallel/test_ranks.py", "lab.md": "test_the_script_of_the_lab_page_runs"}
-SLOW = ("guide.md", "variance-reduction.md")
+SLOW = ("guide.md",)
 
 
 def blocks(page: Path, kind: str) -> list[str]:

@@ -27,7 +27,7 @@ def load(path: Path) -> ModuleType:
 def test_own_module_with_adamw_and_a_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
     accuracy = load(ROOT / "examples" / "own_model_adamw.py").main(epochs=4, samples=1000)
     assert accuracy > 0.6  # chance is a third
-    assert "queries per sample" in capsys.readouterr().out
+    assert "N queries" in capsys.readouterr().out
 
 
 def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +35,7 @@ def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
     assert accuracy > 0.6  # chance is a tenth
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
-    assert all("queries per sample" in line for line in lines[:4])
+    assert all("N queries" in line for line in lines[:4])
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_data_parallel_in_one_process(capsys: pytest.CaptureFixture[str]) -> Non
     """Under torchrun: test_torchrun.py."""
     accuracy = load(ROOT / "examples" / "ddp.py").train(epochs=10, samples=2000)
     assert accuracy > 0.8  # the largest ring has 40 % of the points
-    assert "queries per sample" in capsys.readouterr().out
+    assert "N queries" in capsys.readouterr().out
 
 
 def test_figures_in_the_readme_and_docs_come_from_results() -> None:
