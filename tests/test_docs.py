@@ -24,8 +24,9 @@ from spidersilk.layers import registry
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-MEASURED = sorted((ROOT / "results").rglob("*.md"))  # what was tried and measured, beside its files
-# Made by scripts or from docstrings, so their words are not counted. Detail pages of reproduction.md are results too.
+# What was tried and measured, beside its files; and the detail pages of reproduction.md, which a script makes.
+MEASURED = sorted([*(ROOT / "results").rglob("*.md"), *(ROOT / "docs").glob("*/*.md")])
+# From docstrings, so its words are not counted; nor are those of MEASURED, which are results.
 GENERATED = ("api.md",)
 WORDS = 14_000
 KINDS = {
