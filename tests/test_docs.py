@@ -145,8 +145,11 @@ def test_commands_exist(line: str) -> None:
 # Links.
 
 
-def slug(heading: str) -> str:
-    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+def anchors(page: Path) -> list[str]:
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.M)
+    made = [re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]
+    return made + re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text)
 
 
 @pytest.mark.parametrize("page", PAGES + MEASURED, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -157,7 +160,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         path = (page.parent / name).resolve() if name else page
         assert path.exists(), target
         if anchor:
-            assert anchor in [slug(h) for h in re.findall(r"^#+ (.*)$", path.read_text(), flags=re.M)], target
+            assert anchor in anchors(path), target
 
 
 # The API page and the length.
