@@ -180,6 +180,18 @@ def test_every_public_name_is_on_the_api_page_with_a_docstring() -> None:
             assert inspect.getdoc(thing), f"{name} has no docstring"
 
 
+def test_docstrings_become_markdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("griffe", reason="needs the extra [docs]")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    made = importlib.import_module("docstrings").as_markdown(
+        "First.\n\nk1, k2: shares.\n    More.\nlr: step\n\n>>> 1\n1"
+    )
+    assert made.split("\n") == [
+        "First.", "", "", "- **k1, k2**: shares.", "    More.", "- **lr**: step", "", "", "```pycon", ">>> 1", "1",
+        "```",
+    ]  # fmt: skip
+
+
 def words(page: Path) -> int:
     """Those with a letter or a digit: rules of tables and signs of formulas are not words."""
     return sum(any(c.isalnum() for c in word) for word in page.read_text().split())

@@ -308,6 +308,20 @@ def test_the_table_of_networks() -> None:
         assert cells == [_told(name, m, unit) for m in methods for unit in ("queries", "seconds")], title
 
 
+LOGISTIC = {f"{data}, {n} N": f"tune_logistic_{data.lower()}{'_70' * (n == 70)}" for data in ("a9a", "w8a", "MNIST")
+            for n in (30, 70)}  # fmt: skip
+
+
+def test_the_table_of_logistic_regression() -> None:
+    text = (RESULTS / "tune" / "README.md").read_text()
+    for title, name in LOGISTIC.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| {title} "))
+        cells = [cell.strip() for cell in row.strip("|").split("|")][2:]
+        assert cells == [_told(name, m, unit) for m in ("svrg", "sparse-svrg") for unit in ("queries", "seconds")], (
+            title
+        )
+
+
 def test_the_range_of_networks_on_the_page_of_performance() -> None:
     told = [
         [float(_told(name, "sparse-adamw", unit)) for name in HEADLINES.values()] for unit in ("queries", "seconds")
