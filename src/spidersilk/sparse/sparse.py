@@ -45,8 +45,10 @@ class Sparse(Saves):
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
-    generator: seeds the selections, once; torch's default one if None.
-    process_group: the ranks that train together; None: all there are (docs/distributed.md).
+    generator: seeds the selections, once. process_group: ranks that train together; None: all (docs/distributed.md).
+
+    `steps`, `age`: updates, and those since the selection was made. `d`, `k`, `density`: entries of all weights, those
+    that are trained, their ratio. `gradient_queries`: nan if a step did not say `samples`.
     """
 
     def __init__(
@@ -71,8 +73,7 @@ class Sparse(Saves):
         bases.check_base(base_class)
         model = model_or_params if isinstance(model_or_params, nn.Module) else None
         self.inner_steps, self.max_norm = inner_steps, max_norm
-        self.steps, self.age = 0, 0  # updates, in all and since the selection was made
-        self.gradient_queries = 0.0  # in the paper's accounting; nan if a step did not say how many samples
+        self.steps, self.age, self.gradient_queries = 0, 0, 0.0
         self._base: Optimizer | None = None
         self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups}
         self._pieces = Pieces()
