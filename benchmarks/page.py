@@ -17,6 +17,7 @@ import page_tuned
 from page_paper import markdown_table
 
 from spidersilk.lab.experiments.claims import CLAIMS, Claim
+from spidersilk.lab.experiments.paper import PRINTED
 from spidersilk.lab.report import comparison, verdicts
 from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.judging import NOT_RUN, Material, Verdict
@@ -57,7 +58,7 @@ def texts(results: Path) -> dict[str, str]:
         "told": {rule: [claim for claim, _ in judged if claim.rule == rule] for rule in TOLD},
         "not_run": [c for c, made in judged if c.rule not in TOLD and all(v.word == NOT_RUN for v in made)],
         "shown": [material.chapters[key] for key in SHOWN if material.chapters[key].present],
-        "planned": [c for c in material.chapters.values() if not c.part.key.startswith("split")],
+        "planned": [c for c in material.chapters.values() if not c.experiment.startswith("ablation")],
         "drawn": [chapter.part.key for chapter in _planned(material) if chapter.present],
         "paper": page_paper,
         "rows": [(number, claim, made) for number, (claim, made) in enumerate(judged, 1)],
@@ -87,7 +88,7 @@ def texts(results: Path) -> dict[str, str]:
 
 def _planned(material: Material) -> list[Chapter]:
     """The parts that `spidersilk reproduce` makes."""
-    return [c for c in material.chapters.values() if c.experiment != c.part.key or c.part.key in SHOWN]
+    return [c for c in material.chapters.values() if c.experiment in PRINTED]
 
 
 def _claims(judged: Iterable[tuple[Claim, list[Verdict]]]) -> str:

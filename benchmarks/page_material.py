@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import page_tuned
 
+from spidersilk.lab.experiments.ablations import ablations
 from spidersilk.lab.experiments.paper import experiments
 from spidersilk.lab.report.evidence import Group, chapter_of, groups_of, make_chapter
 from spidersilk.lab.report.judging import Material
@@ -29,11 +31,14 @@ def material(results: Path) -> Material:
     made = [make_chapter(name, part, curves) for name, parts in experiments("paper").items() for part in parts]
     for data, title in PAIRS.items():
         made += [chapter_of(f"image-{data}-{m}", f"{m.upper()} on {title}", curves, 10.0) for m in ("cnn", "fc")]
-    for model in ("cnn", "fc"):
-        key, sweep = f"split-{model}", f"sparsity-{model}-sparse-svrg-1"
-        same = {f"{key}-sparse-svrg-dense{n.removeprefix(sweep)}": c for n, c in curves.items() if n.startswith(sweep)}
-        dense = {name: _renamed(curve, name) for name, curve in same.items()}
-        made.append(chapter_of(key, f"k1 : k2, {model.upper()} on MNIST", curves | dense, 2.0))
+    sweep = {name: c for name, c in curves.items() if re.match(r"sparsity-\w+-sparse-svrg-1(-seed\d+)?$", name)}
+    dense = {n.replace("sparsity", "split").replace("svrg-1", "svrg-dense"): c for n, c in sweep.items()}
+    for name, parts in ablations("paper").items():
+        made += [make_chapter(name, part, curves) for part in parts if name not in CONTROLS]
+    for chapter in (c for c in made if c.experiment == "ablation-split"):
+        key = f"{chapter.part.key}-sparse-svrg-dense"
+        found = [_renamed(curve, name) for name, curve in sorted(dense.items()) if name.startswith(key)]
+        chapter.groups += groups_of(found)
     chapters = {chapter.part.key: chapter for chapter in made if chapter.groups}
     known = {curve.config["name"] for chapter in made for group in chapter.groups for curve in group.curves}
     for group in groups_of(curve for name, curve in curves.items() if name not in known and curve.rows):
@@ -44,6 +49,7 @@ def material(results: Path) -> Material:
 
 
 FIGURES = ("figure1", "figure2", "figure3")
+CONTROLS = ("controls-figure2", "controls-figure3")  # their runs stand beside those of the figure
 
 
 def _renamed(curve: Curve, name: str) -> Curve:

@@ -1,4 +1,4 @@
-"""The split k1 : k2 of a tenth of the coordinates on the page, from results/paper/shorter/splits.json."""
+"""The split k1 : k2 of a tenth of the coordinates on the page, from results/paper/ablation_split.json."""
 
 from __future__ import annotations
 

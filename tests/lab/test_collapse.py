@@ -167,7 +167,7 @@ def test_the_adaptive_table_counts_the_seeds_that_collapsed() -> None:
     """The file has final losses: those at or above the loss of guessing, without seeds that diverged."""
     held = json.loads((ROOT / "results" / "benchmarks" / "adaptive.json").read_text())["figures"]
     guess = page_material.guess_losses(ROOT / "results")["MNIST"]
-    text = (ROOT / "docs" / "theory.md").read_text()
+    text = (ROOT / "results" / "benchmarks" / "README.md").read_text()
     for title in held["cnn"]:
         cells = next(line for line in text.splitlines() if line.startswith(f"| {title} |")).split("|")[-3:-1]
         counts = [[held[m][title]["diverged"] for m in ("cnn", "fc")]]

@@ -345,7 +345,7 @@ def swapped(folder: Path, file: str, one: str, other: str) -> Path:
          "works well on large neural networks", "one seed: reproduced", "one seed: not reproduced|only with"),
         ("paper/paper_figure3.json", "figure3-sgd", "figure3-spiderboost",
          "We see SpiderBoost is slightly worse than SGD", "not reproduced", "in direction, not in size"),
-        ("paper/shorter/splits.json", "split-cnn-sparse-svrg-0.1-0", "split-cnn-sparse-svrg-0-0.1",
+        ("paper/ablation_split.json", "split-cnn-sparse-svrg-0.1-0", "split-cnn-sparse-svrg-0-0.1",
          "the top-k operator generally outperforms", "reproduced", "not reproduced"),
     ],
 )  # fmt: skip

@@ -107,8 +107,8 @@ class Compact:
         return self._entries
 
     def part(self) -> Part | None:
-        """What a layer rule is to give the gradient of; none while a whole one is wanted."""
-        if self.is_dense or self.dimension is None:
+        """What a layer rule is to give the gradient of; none while a whole one is wanted, by us or by a hook."""
+        if self.is_dense or self.dimension is None or self.weight._backward_hooks:
             return None
         return Part(self.param, self.indices, self.dimension)
 
@@ -163,9 +163,9 @@ class Compact:
         self.indices.copy_(new)
 
     def arrived(self) -> Tensor | None:
-        """The gradient that the weight has, which it then has no more, laid out as the weight is."""
+        """The gradient that the weight has, which it then has no more, laid out as the weight is; none if frozen."""
         gradient, self.weight.grad = self.weight.grad, None
-        if gradient is None:
+        if gradient is None or not self.param.requires_grad:
             return None
         if gradient.requires_grad:
             gradient = gradient.detach()

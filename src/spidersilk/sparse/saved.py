@@ -96,6 +96,7 @@ def load(state: State, base: Optimizer, compacts: Compacts) -> State:
             if compact.scores is not None and compact.values.numel():
                 compact.scores.copy_(compact.from_saved(values["scores"]))
             compact.is_selected = True
+            compact.param.grad = None  # it was of other entries
     kept = {p: {n: v for n, v in values.items() if n not in OURS} for p, values in state["state"].items()}
     groups = [{n: v for n, v in group.items() if n != "selection"} for group in state["param_groups"]]
     base.load_state_dict(state | {"state": {p: v for p, v in kept.items() if v}, "param_groups": groups})

@@ -14,9 +14,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from spidersilk.checks import check_choice, check_number, check_positive_int
+from spidersilk.checks import check_number, check_positive_int
 from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor, Small
-from spidersilk.operator.counts import Count, check_count, check_shares
+from spidersilk.operator.counts import Count
 from spidersilk.operator.groups import Groups
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Group, Share, Traffic
@@ -25,10 +25,8 @@ from spidersilk.sparse.averaging import Averaging
 from spidersilk.sparse.compact import Compact
 from spidersilk.sparse.pieces import Pieces
 from spidersilk.sparse.sharded import rank_of, ranks_of
-from spidersilk.sparse.weights import Weights, trainable
+from spidersilk.sparse.weights import Weights, check_group, trainable
 from spidersilk.variance.saving import Saves
-
-Closure = Callable[[], Any]
 
 
 class Sparse(Saves):
@@ -47,8 +45,10 @@ class Sparse(Saves):
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
-    generator: seeds the selections, once; torch's default one if None.
-    process_group: the ranks that train together; None: all there are (docs/distributed.md).
+    generator: seeds the selections, once. process_group: ranks that train together; None: all (docs/distributed.md).
+
+    `steps`, `age`: updates, and those since the selection was made. `d`, `k`, `density`: entries of all weights, those
+    that are trained, their ratio. `gradient_queries`: nan if a step did not say `samples`.
     """
 
     def __init__(
@@ -73,8 +73,7 @@ class Sparse(Saves):
         bases.check_base(base_class)
         model = model_or_params if isinstance(model_or_params, nn.Module) else None
         self.inner_steps, self.max_norm = inner_steps, max_norm
-        self.steps, self.age = 0, 0  # updates, in all and since the selection was made
-        self.gradient_queries = 0.0  # in the paper's accounting; nan if a step did not say how many samples
+        self.steps, self.age, self.gradient_queries = 0, 0, 0.0
         self._base: Optimizer | None = None
         self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups}
         self._pieces = Pieces()
@@ -136,15 +135,9 @@ class Sparse(Saves):
 
     def _stepped(self, group: dict[str, Any]) -> dict[str, Any]:
         """The group with what the base steps in place of the weights."""
-        k1, k2, groups = group["k1"], group["k2"], group["groups"]
-        check_count("k1", k1)
-        check_count("k2", k2)
-        check_choice("groups", groups, ("rows", "columns", None))
-        if k1 + k2 == 0:
-            raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
-        if groups is not None:
-            check_shares(k1, k2, groups)
-        return {**group, "params": self._weights.stand_ins(group["params"], k1, k2, groups)}
+        check_group(group)
+        shares = [group[name] for name in self._shares]
+        return {**group, "params": self._weights.stand_ins(group["params"], *shares)}
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -228,9 +221,16 @@ class Sparse(Saves):
 
     # A step.
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, and gradients that somebody has put on a weight are discarded."""
+        super().zero_grad(set_to_none)
+        for compact in self._weights:
+            compact.weight.grad = None
+
+    @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] (a graph would not count steps)
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Closure | None = None, anchor: IsAnchor = None, samples: int | None = None
+        self, closure: Callable[[], Any] | None = None, anchor: IsAnchor = None, samples: int | None = None
     ) -> Any:
         """One update with the gradients that have arrived; a closure is called first, and its loss returned.
 
@@ -253,6 +253,7 @@ class Sparse(Saves):
         self._share = share
         try:
             loss = self._pieces.evaluate(closure, piece, self._params())
+            self._weights.collect_rest()
             stepped = [p for p in self._params() if p.grad is not None]
             if piece.last and self._together:
                 self._averaging.rest(stepped)

@@ -104,8 +104,8 @@ def plan(
     delta_f: f(x_0) - f*. n, d: samples and parameters. k1, k2: a count, or a fraction of d.
     method: "recursive" (Algorithm 1: Theorem 1), "anchored" (SparseSVRG) or "selected" (SparseSVRG, move="selected").
     outside: the share of a difference's energy (for "selected", of the gradient's) that the top k1 coordinates miss, as
-        `silk.inspect` measures it. None is the worst case. Given, "recursive" is Theorem 2, which holds if the
-        residuals stay below `allowed_residual`.
+        `silk.inspect` measures it. None is the worst case. Given, "recursive" is Theorem 2, whose values do not depend
+        on the share: it holds if the mean R_j, which `silk.Residuals` measures, stays below `allowed_residual`.
     inner_steps: m; None is the paper's B d / (b k).
 
     >>> settings = plan(eps=0.1, smoothness=1, sigma2=1, delta_f=1, n=10_000, d=1000, k1=0, k2=1.0)
@@ -148,8 +148,14 @@ def theorem_2(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float
     run = k1, k2, b, inner_steps
     found = _plan(problem, "recursive", "Theorem 2", run, (3, 6), lambda m: math.sqrt(min(b, m) / (3 * m)))
     left = problem.d - k1 - k2
-    allowed = math.inf if left == 0 else problem.eps**2 * k2 / (3 * left * found.inner_steps)
-    return replace(found, allowed_residual=allowed)
+    if left == 0:
+        return replace(found, allowed_residual=math.inf)
+    allowed = problem.eps**2 * k2 / (3 * left * found.inner_steps)
+    note = (
+        "Theorem 2's values do not depend on outside: they hold if the mean R_j, which silk.Residuals measures, is at "
+        f"most {allowed:.3g}"
+    )
+    return replace(found, allowed_residual=allowed, notes=(*found.notes, note))
 
 
 def anchored(
@@ -239,6 +245,11 @@ def _plan(
     ratio = queries / (dense or _spiderboost(problem))
     stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, method)
     notes = _notes(problem, anchor, b, m, loops)
+    if lr > stable:
+        notes += (
+            f"{statement}'s lr = {lr:.3g} is above the largest stable lr of {stable:.3g} for this k1 and k2: v can "
+            "blow up in a loop, however little is outside the top; take the smaller lr, or raise k2",
+        )
     return Plan(method, statement, lr, anchor, b, m, loops, queries, ratio, stable, None, notes)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from spidersilk.lab.commands.arguments import check_data_dir, check_folder, check_time_limit
 from spidersilk.lab.commands.output import console, finish, show_table
+from spidersilk.lab.experiments.ablations import ablations
 from spidersilk.lab.experiments.paper import Experiments, demo, experiments
 from spidersilk.lab.experiments.plan import PlannedRun, all_runs, choose, load_collected, make_plan, path_of
 from spidersilk.lab.report import html
@@ -153,7 +154,7 @@ def chosen(
         SETTINGS["budget"].check("--budget", budget)
     if data_dir is not None:
         os.environ["SPIDERSILK_DATA"] = str(check_data_dir(data_dir))
-    return choose(experiments(scale), what, only, budget, seeds, settings)
+    return choose(experiments(scale) | ablations(scale), what, only, budget, seeds, settings)
 
 
 def list_runs(chosen: Experiments, collect_to: Path | None) -> None:

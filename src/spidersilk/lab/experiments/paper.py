@@ -10,6 +10,7 @@ from spidersilk.lab.experiments.claims import Claim, of_part
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.tasks import find
 
+PRINTED = ("table1", "figure1", "figure2", "figure3", "sparsity")  # what of the paper is run, by name
 METHODS = ("sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd")
 LABELS = {
     "sgd": "SGD", "spiderboost": "SpiderBoost", "sparse-spiderboost": "Algorithm 1 (sparse SpiderBoost)",

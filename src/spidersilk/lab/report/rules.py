@@ -218,27 +218,20 @@ def _splits(claim: Claim, material: Material) -> list[Verdict]:
 
 
 def _geometric(claim: Claim, material: Material) -> list[Verdict]:
+    """Geometric lengths beside fixed ones; `theirs` is the step size."""
     made = []
     for key in claim.parts:
         chapter = material.chapters.get(key)
-        drawn = [g for g in chapter.present if _is_geometric(g, claim.ours)] if chapter is not None else []
-        printed = chapter.find(claim.ours) if chapter is not None else None
-        found = compare(drawn[0], printed) if drawn and printed is not None else []
+        names = [f"{claim.ours}-{claim.theirs}-{lengths}" for lengths in ("geometric", "fixed")]
+        drawn, fixed = (None, None) if chapter is None else map(chapter.find, names)
+        found = compare(drawn, fixed) if drawn is not None and fixed is not None else []
         if chapter is None or not found:
-            made.append(
-                Verdict(
-                    claim.text, NOT_RUN, f"missing: {claim.note}", [], key if chapter is None else chapter.part.title
-                )
-            )
+            made.append(missing(replace(claim, ours=names[0], theirs=names[1]), chapter, key))
             continue
-        runs = [found[0].theirs.name, found[0].ours.name]
+        runs = [f"{key}-{name}" for name in names]
         word = {SAME: YES, FEWER: NO, MORE: NO}.get(found[0].side, NONE)
         made.append(verdict_on(claim.text, found[0].word(word), found[0], chapter.part.title, runs))
     return made
-
-
-def _is_geometric(group: Group, method: str) -> bool:
-    return group.config.optimizer.startswith(method) and "geometric" in f"{group.name} {group.config.inner_steps}"
 
 
 def _m_above_b(claim: Claim, material: Material) -> list[Verdict]:

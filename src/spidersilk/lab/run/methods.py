@@ -12,7 +12,8 @@ from torch import Tensor
 import spidersilk as silk
 from spidersilk.lab.run.team import team
 from spidersilk.lab.settings import nearest
-from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
+from spidersilk.loop.lengths import Adaptive, Geometric, InnerLength, as_inner_length
+from spidersilk.operator.counts import Count
 from spidersilk.theory.planner import theorem_2_inner_steps
 
 Params = Iterable[Tensor]
@@ -35,8 +36,9 @@ class Method:
     ignores: tuple[str, ...] = ()
 
 
-SPARSE = ("memory_decay", "k1", "k2", "groups")
-LOOPS = ("inner_steps", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
+SPARSE = ("memory_decay", "memory_reset", "scaling", "per_tensor", "k1", "k2", "groups")
+LOOPS = ("inner_steps", "lengths", "output", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
+Split = Callable[[Count, Count], tuple[Count, Count]]  # k1 and k2 of the run -> those of the optimizer
 
 
 def _plain(about: str, kind: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Method:
@@ -45,16 +47,36 @@ def _plain(about: str, kind: Callable[..., torch.optim.Optimizer], **fixed: Any)
 
 
 def _reduced(
-    about: str, kind: Callable[..., torch.optim.Optimizer], sparse: bool = True, like: str = "", **fixed: Any
-) -> Method:
-    """`fixed` are arguments of `kind` that a run cannot change."""
+    about: str, kind: Callable[..., torch.optim.Optimizer], sparse: bool = True, like: str = "",
+    split: Split | None = None, ignores: tuple[str, ...] = (), **fixed: Any,
+) -> Method:  # fmt: skip
+    """`fixed` are arguments of `kind` that a run cannot change; `split` shares out k1 + k2 in another way."""
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
         names = ("max_norm", *SPARSE) if sparse else ("max_norm",)
-        given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
-        return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
+        given = {name: getattr(values, name) for name in names if getattr(values, name) is not None} | fixed
+        if split is not None:
+            given["k1"], given["k2"] = split(given.get("k1", silk.RTop.k1), given.get("k2", silk.RTop.k2))
+        return kind(params, values.lr, generator=generator, process_group=team().group, **given)
 
-    return Method(about, make, like=like, ignores=tuple(fixed) if sparse else SPARSE)
+    return Method(about, make, like=like, ignores=(*ignores, *fixed) if sparse else SPARSE)
+
+
+def _total(k1: Count, k2: Count) -> Count:
+    """k = k1 + k2, in the unit of both."""
+    if not (k1 and k2):
+        return k1 or k2
+    if isinstance(k1, float) != isinstance(k2, float):
+        raise ValueError(f"k1 = {k1} and k2 = {k2} cannot be added up: set both to counts, or both to fractions")
+    return k1 + k2
+
+
+def _all_random(k1: Count, k2: Count) -> tuple[Count, Count]:
+    return 0, _total(k1, k2)
+
+
+def _all_top(k1: Count, k2: Count) -> tuple[Count, Count]:
+    return _total(k1, k2), 0
 
 
 def _fresh(about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "", **fixed: Any) -> Method:
@@ -65,8 +87,8 @@ def _fresh(about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "
         given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
         return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
 
-    ignores = ("memory_decay", "track_memory", "adaptive", "inner_lr_end", "measures")
-    return Method(about, make, like=like, ignores=ignores)
+    ignores = ("memory_decay", "memory_reset", "scaling", "per_tensor", "track_memory", "lengths", "output")
+    return Method(about, make, like=like, ignores=(*ignores, "adaptive", "inner_lr_end", "measures"))
 
 
 METHODS: dict[str, Method] = {
@@ -81,13 +103,19 @@ METHODS: dict[str, Method] = {
         "anchored, refreshed coordinates are kept", silk.SparseSVRG, like="sparse-svrg", scaling="refresh"
     ),
     "sparse-svrg-selected": _reduced(
-        "anchored, only selected coordinates move", silk.SparseSVRG, like="sparse-svrg", move="selected"
+        "anchored, only selected coordinates move",
+        silk.SparseSVRG,
+        like="sparse-svrg",
+        ignores=("scaling", "memory_reset"),
+        move="selected",
     ),
     "sparse-sgd": _fresh("SGD on the selected entries of each weight", silk.SparseSGD),
     "sparse-sgd-momentum": _fresh("the same with momentum 0.9", silk.SparseSGD, like="momentum", momentum=0.9),
     "sparse-adamw": _fresh("AdamW on the selected entries of each weight", silk.SparseAdamW),
-    "random-k": _reduced("anchored, k random coordinates (k1 = 0)", silk.SparseSVRG, like="sparse-svrg", k1=0),
-    "top-k": _reduced("anchored, k top coordinates (k2 = 0)", silk.SparseSVRG, like="sparse-svrg", k2=0),
+    "random-k": _reduced(
+        "anchored, k1 + k2 random coordinates", silk.SparseSVRG, like="sparse-svrg", split=_all_random
+    ),
+    "top-k": _reduced("anchored, k1 + k2 top coordinates", silk.SparseSVRG, like="sparse-svrg", split=_all_top),
 }
 
 
@@ -106,7 +134,8 @@ def inner_length(values: Any, optimizer: torch.optim.Optimizer, anchor: int, sma
     inner = 1 if find(values.optimizer).plain else values.inner_steps or 1
     if inner == "theorem-2":
         inner = theorem_2_inner_steps(anchor, small, _density(optimizer))
-    length = as_inner_length(inner)
+    geometric = values.lengths == "geometric" and isinstance(optimizer, silk.VarianceReduced)
+    length = Geometric(inner) if geometric else as_inner_length(inner)
     if not isinstance(length, Adaptive):
         return length
     if isinstance(optimizer, silk.Sparse):
