@@ -64,7 +64,10 @@ RATIOS: dict[str, dict[str, tuple[float, float]]] = {
         "1.7": (17962.1, 10322.7037191391), "16.8": (148, 8.8), "4.6": (8.8, 1.9),
     },
 }  # fmt: skip
-FORMULAS = {("guide.md", "Memory"): "bytes by the formula beside them"}
+FORMULAS = {
+    ("guide.md", "Memory"): "bytes by the formula beside them",
+    ("decisions.md", "Where the paper needs a decision"): "settings, and counts of parameters",
+}
 
 
 def _sections() -> list[doc_numbers.Section]:
