@@ -18,6 +18,7 @@ from spidersilk.lab.report.evidence import LOSS, SLACK, Group, number
 from spidersilk.lab.report.judging import NO, NOT_RUN, YES, Material, Rule, Verdict
 from spidersilk.lab.tasks.models import MODELS
 
+NAMES = {"fc": "FC", "cnn": "CNN", "resnet18": "ResNet-18"}
 BIT = 1.0  # the text of the paper rounds entropies to whole bits ("approximately 3")
 Judge = Callable[[list[Group]], tuple[list[Group], str]]  # the groups for which the sentence holds, and the numbers
 
@@ -89,7 +90,7 @@ def _at_the_start(group: Group, material: Material) -> Group:
 
 
 def named(group: Group) -> str:
-    return f"{model_and_data(group)[0]}, {data_title(group).partition(',')[0]}"
+    return f"{NAMES[model_and_data(group)[0]]}, {data_title(group).partition(',')[0]}"
 
 
 def _ended(group: Group) -> str:
@@ -128,9 +129,8 @@ def _steady(groups: list[Group]) -> tuple[list[Group], str]:
     changes = {g.name: entropies(g)[1] - entropies(g)[0] for g in groups}
     told = "; ".join(f"{named(g)} {changes[g.name]:+.2f} bits" for g in groups)
     limit = max(map(abs, printed))
-    return [
-        g for g in groups if abs(changes[g.name]) <= limit and not g.broken
-    ], f"{told} (printed: {min(printed):+.2f} at most)"
+    steady = [g for g in groups if abs(changes[g.name]) <= limit and not g.broken]
+    return steady, f"{told} (printed: {', '.join(f'{x:+.2f}' for x in printed)})"
 
 
 def _by_model(groups: list[Group]) -> tuple[list[Group], str]:
@@ -140,10 +140,10 @@ def _by_model(groups: list[Group]) -> tuple[list[Group], str]:
     told, fine = [], []
     for model in dict.fromkeys(model_and_data(g)[0] for g in groups):
         if sum(m == model for m, _ in alive) > 1:
-            told.append(f"{model} differs by {_spread(alive, model):.2f} bits between data sets")
+            told.append(f"{NAMES[model]} differs by {_spread(alive, model):.2f} bits between data sets")
             fine += [g for g in groups if model_and_data(g)[0] == model and _spread(alive, model) <= printed]
         else:
-            told.append(f"{model} trains on fewer than two")
+            told.append(f"{NAMES[model]} trains on fewer than two")
     return fine, f"{'; '.join(told)} (printed: at most {printed:.2f})"
 
 
