@@ -48,8 +48,8 @@ def test_all_are_those_of_the_paper_and_ablations_have_their_own_files() -> None
 def test_what_is_published_is_what_reproduce_makes() -> None:
     """So `reproduce --collect results/paper` does not repeat it."""
     known, seeds = ablations("paper"), 3
-    for name, part in [("ablation-split", None), ("ablation-reset", "reset-fc"), ("ablation-lengths", "lengths-fc"),
-                       ("controls-figure3", None)]:  # fmt: skip
+    for name, part in (("ablation-split", None), ("ablation-reset", "reset-fc"), ("ablation-lengths", "lengths-fc"),
+                       ("controls-figure3", None)):  # fmt: skip
         packed = collect.load(path_of(RESULTS, name))
         chosen = choose(known, name, f"{part}-*" if part else "", seeds=seeds)
         configs = [c for parts in chosen.values() for p in parts for c in p.configs]
