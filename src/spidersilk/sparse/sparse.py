@@ -146,7 +146,7 @@ class Sparse(Saves):
 
     d = property(lambda self: self._weights.d)
     k = property(lambda self: self._weights.k)
-    density = property(lambda self: self.k / self.d)
+    density = property(lambda self: self.k / self.d if self.d else 1.0)
 
     @property
     def traffic(self) -> Traffic:
@@ -202,6 +202,7 @@ class Sparse(Saves):
 
     def _renew(self) -> None:
         """Make a new selection of all weights."""
+        self._weights.check_shares(self.param_groups)
         self._stream.next()
         self.age = 0
         if self.steps:
@@ -230,7 +231,7 @@ class Sparse(Saves):
     @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] (a graph would not count steps)
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Callable[[], Any] | None = None, anchor: IsAnchor = None, samples: int | None = None
+        self, closure: Callable[[], object] | None = None, anchor: IsAnchor = None, samples: int | None = None
     ) -> Any:
         """One update with the gradients that have arrived; a closure is called first, and its loss returned.
 

@@ -124,6 +124,17 @@ class Weights:
             self._kernels[kind] = backends.find(self._backend, [kind])
         return self._kernels[kind]
 
+    def check_shares(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Refuse k1 and k2 that were changed in a group: the compact parameters have the sizes that they had."""
+        for number, group in enumerate(groups):
+            for compact in filter(None, map(self.by_param.get, group["params"])):
+                for name, made in zip(("k1", "k2"), compact.shares, strict=True):
+                    if group[name] != made:
+                        raise ValueError(
+                            f"{name} of group {number} was changed from {made} to {group[name]}, which has no effect: "
+                            "close() this optimizer and make a new one"
+                        )
+
     @property
     def first_kernels(self) -> Kernels | None:
         return next(iter(self._kernels.values()), None)
@@ -160,6 +171,8 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
     if groups is not None:
         check_shares(k1, k2, groups)
+    elif isinstance(k1, float) and isinstance(k2, float) and k1 + k2 > 1 + 1e-9:
+        raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all entries: lower k2 to at most {1 - k1:g}")
 
 
 def _warn_of_left_out(weight: Tensor) -> None:
