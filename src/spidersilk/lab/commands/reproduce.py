@@ -109,7 +109,7 @@ def _render(outcome: Outcome, request: Request, console: Console) -> None:
         for title, head, rows in section.all_tables():
             show_table(f"{section.title}\n{title}", head, rows, console)
         for verdict in section.verdicts:
-            console.print(f"paper: {verdict.claim}\n  here: {verdict.why}\n  [bold]{verdict.word}[/bold]")
+            console.print(f"paper: {verdict.text()}")
     left_out = [f"{'; '.join(runs)}: {reason}" for reason, runs in outcome.left_out.items()]
     for line in left_out:
         console.print(f"[red]left out:[/red] {line}")

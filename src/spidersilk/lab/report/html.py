@@ -12,12 +12,12 @@ import yaml
 
 from spidersilk.lab.experiments.paper import TABLE_1
 from spidersilk.lab.report import verdicts
+from spidersilk.lab.report.entropy_rules import data_title, entropies, maximum, model_and_data
 from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.figures import QUERIES, panels, png, svg
-from spidersilk.lab.report.verdicts import Verdict, data_title, entropies, model_and_data
+from spidersilk.lab.report.judging import NOT_RUN, Verdict
 from spidersilk.lab.run.curve import Curve, common_target, metric_of, words
 from spidersilk.lab.run.folder import write_atomically
-from spidersilk.lab.tasks.models import MODELS
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, head and rows."""
@@ -27,7 +27,8 @@ _COUNTERS = ("queries", "samples", "updates", "seconds", "train_loss", "gap", "v
 
 @dataclass
 class Section:
-    """Runs that belong in the same figures. `rivals`: whether their costs to a common target are compared."""
+    """Runs that belong in the same figures. `rivals`: whether their costs to a common target are compared. `about`:
+    what the verdicts judge."""
 
     title: str
     curves: list[Curve]
@@ -35,6 +36,7 @@ class Section:
     verdicts: list[Verdict] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     rivals: bool = True
+    about: str = "the paper"
 
     def all_tables(self) -> list[Table]:
         made = [*self.tables, *([target_table(self)] if self.rivals and self.curves else []), _last_values(self.curves)]
@@ -44,7 +46,7 @@ class Section:
 def section_of(chapter: Chapter) -> Section:
     """A table or figure of the paper: its curves, and the verdicts on claims whose runs are there."""
     curves = [curve for group in chapter.present for curve in group.curves]
-    judged = [verdict for verdict in verdicts.of(chapter) if verdict.word != verdicts.NOT_RUN]
+    judged = [verdict for verdict in verdicts.of(chapter) if verdict.word != NOT_RUN]
     if chapter.experiment != "table1":
         return Section(chapter.part.title, curves, chapter.part.note, judged)
     entropy = ("Entropy of the memory, bits", ENTROPY_HEAD, entropy_rows(chapter))
@@ -58,7 +60,7 @@ def entropy_rows(chapter: Chapter) -> list[list[str]]:
         model, data = model_and_data(group)
         measured = [f"{x:.2f}" for x in entropies(group)] if group.curves else ["-", "-"]
         printed = [f"{x:.2f}" for x in TABLE_1.get((model, data), ())] or ["", ""]
-        bits = f"{math.log2(MODELS[model][1]):.3f}"
+        bits = f"{maximum(group):.3f}"
         rows.append([f"{model}, {data_title(group)}", bits, measured[0], printed[0], measured[1], printed[1]])
     return rows
 
@@ -70,7 +72,7 @@ def sections_of(curves: list[Curve]) -> list[Section]:
         options = ", ".join(f"{k} {v}" for k, v in curve.config["options"].items() if v is not None)
         name = curve.summary.get("data") or curve.config["task"]
         groups.setdefault(f"{curve.config['task']}: {name}" + (f" ({options})" if options else ""), []).append(curve)
-    return [Section(title, group) for title, group in groups.items()]
+    return [Section(title, group, verdicts=verdicts.rivals(group), about="compared") for title, group in groups.items()]
 
 
 def target_table(section: Section) -> Table:
