@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
-from spidersilk.operator.counts import Count
+from spidersilk.operator.counts import Count, check_meant
 from spidersilk.operator.dimensions import group_dimension
 from spidersilk.operator.groups import Groups
 from spidersilk.sparse.compact import HALVES, Compact, is_trained_whole
@@ -57,6 +57,7 @@ class Weights:
 
     def _stand_in(self, weight: Tensor, k1: Count, k2: Count, groups: Groups | None, places: Owned) -> Tensor:
         _check(weight)
+        check_meant(k1, k2, weight.numel(), "entries of a weight")
         part = local(weight)
         self.d += part.numel()
         dimension = _dimension(weight, groups, places)
