@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from spidersilk.lab.report.evidence import number
 from spidersilk.lab.run.curve import words
 
 _NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?( ?(%|ms|s|min|h|kB|MB|GB))?( \d+ (s|min))?|nan|inf|-|not reached|)")
@@ -57,7 +58,7 @@ def value_of(metric: str, value: float | None) -> str:
     """A value of a metric, in the unit of its head."""
     if value is None:
         return ""
-    return f"{100 * value:.1f}" if metric == ACCURACY else f"{value:.4g}"
+    return f"{100 * value:.1f}" if metric == ACCURACY else number(value, 4)
 
 
 def listed(names: Sequence[str]) -> str:

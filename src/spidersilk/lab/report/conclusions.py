@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spidersilk.lab.report.cells import BESIDE, duration, head_of, listed, value_of
+from spidersilk.lab.report.evidence import number
 from spidersilk.lab.report.verdicts import Verdict
 from spidersilk.lab.run.curve import BROKEN, Curve, metric_of, words
 
@@ -37,7 +38,8 @@ def at(curve: Curve, x: str, metric: str, limit: float) -> float:
 
 
 def budget_text(x: str, limit: float) -> str:
-    return duration(limit) if x == "seconds" else f"{limit:.3g} N"
+    """How much was spent of seconds, updates, or queries over N."""
+    return {"seconds": duration(limit), "updates": f"{limit:,.0f}"}.get(x, f"{limit:.3g} N")
 
 
 def compared(curves: Sequence[Curve], x: str, metric: str) -> str:
@@ -47,10 +49,9 @@ def compared(curves: Sequence[Curve], x: str, metric: str) -> str:
         return ""
     (best, first), *others = stand.order
     last, label = others[-1]
-    rest = f"{label} {last:.3g}" if len(others) == 1 else f"{label} is highest, {last:.3g}"
-    what = "seconds" if x == "seconds" else "queries"
-    where = f"At equal {what} ({budget_text(x, stand.limit)})"
-    return f"{where} {first} has the lowest {words(metric)}, {best:.3g}; {rest}."
+    rest = f"{label} {number(last)}" if len(others) == 1 else f"{label} is highest, {number(last)}"
+    where = f"At equal {x} ({budget_text(x, stand.limit)})"
+    return f"{where} {first} has the lowest {words(metric)}, {number(best)}; {rest}."
 
 
 def end_of(curve: Curve, metric: str) -> str:
@@ -60,7 +61,11 @@ def end_of(curve: Curve, metric: str) -> str:
     value = math.nan if last is None else last
     spent = f"after {row['queries']:.3g} N queries and {duration(row['seconds'])} of steps"
     status = "" if curve.status == "finished" else f" and {curve.status}"
-    return f"{curve.label} ended at {words(metric)} {value:.3g}{status} {spent}" + "".join(f"; {m}" for m in more) + "."
+    return (
+        f"{curve.label} ended at {words(metric)} {number(value)}{status} {spent}"
+        + "".join(f"; {m}" for m in more)
+        + "."
+    )
 
 
 def broken_down(curves: Sequence[Curve]) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 QUERIES = {"queries": "gradient queries / N"}
 HOVER = 40  # points of a curve that show their values, about
+PAGE = 5.0  # inches of an axes' width in an SVG
 _ENDS = {"diverged": "x", "collapsed": "v"}  # markers
 _INK = "#010203"  # replaced by the page's text colour, so that a figure follows dark mode
 _INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -46,7 +47,7 @@ def panels(
         if not any(axes.lines for axes in grid[0]):
             plt.close(figure)
             return None
-        first.set(ylabel=y_label, yscale="log" if log else "linear")
+        first.set(ylabel=y_label, yscale="log" if log and _is_wide(first) else "linear")
         first.set_title(title) if len(xs) == 1 else figure.suptitle(title)
         many = len(first.get_legend_handles_labels()[0]) > len(_COLOURS)
         first.legend(frameon=False, fontsize=6 if many else 8, ncols=2 if many else 1)
@@ -69,13 +70,21 @@ def _draw(axes: Axes, curves: list[Curve], labels: list[str] | None, x: str, y: 
         drawn.add(curve.label)
 
 
+def _is_wide(axes: Axes) -> bool:
+    """Whether values differ by so much that a logarithmic axis has readable ticks."""
+    values = [float(y) for line in axes.lines for y in line.get_ydata()]  # pyright: ignore
+    return max(values) > 10 * min(values)
+
+
 def svg(figure: Figure, name: str, title: str = "") -> str:
     """The figure as an <svg> element with the page's text colour; `name` keeps its ids distinct, `title` says what it
     shows to those who cannot see it. Points of the curves have a <title>, which browsers show under the pointer."""
     hover = _add_points(figure)
-    buffer = io.StringIO()
+    buffer, (width, height) = io.StringIO(), figure.get_size_inches()
+    figure.set_size_inches(PAGE * len(figure.axes), 3.4)  # small, so that text is large enough on a phone
     with _pyplot().rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    figure.set_size_inches(width, height)
     for line in hover:
         line.remove()
     text = buffer.getvalue()

@@ -14,7 +14,7 @@ from spidersilk.lab.experiments.paper import TABLE_1
 from spidersilk.lab.report import verdicts
 from spidersilk.lab.report.cells import BESIDE, are_numbers, duration, head_of, scale_of, value_of
 from spidersilk.lab.report.conclusions import caption_of, conclusion_of
-from spidersilk.lab.report.evidence import Chapter
+from spidersilk.lab.report.evidence import Chapter, number
 from spidersilk.lab.report.figures import QUERIES, panels, png, svg
 from spidersilk.lab.report.verdicts import Verdict, data_title, entropies, model_and_data
 from spidersilk.lab.run.curve import Curve, common_target, metric_of, words
@@ -24,12 +24,14 @@ from spidersilk.lab.tasks.models import MODELS
 Table = tuple[str, list[str], list[list[str]]]
 """Title, head and rows."""
 ENTROPY_HEAD = ["model, data", "max", "before", "paper", "after", "paper"]
+AXES = QUERIES | {"updates": "updates", "seconds": "seconds of steps"}
 _COUNTERS = ("queries", "samples", "updates", "seconds", "train_loss", "gap", "v_norm", "entropy")
 
 
 @dataclass
 class Section:
-    """Runs that belong in the same figures. `rivals`: whether their costs to a common target are compared."""
+    """Runs that belong in the same figures. `rivals`: whether their costs to a common target are compared. `x`: what
+    curves are over, besides seconds: queries over N, or updates."""
 
     title: str
     curves: list[Curve]
@@ -37,6 +39,7 @@ class Section:
     verdicts: list[Verdict] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     rivals: bool = True
+    x: str = "queries"
 
     def all_tables(self) -> list[Table]:
         made = [*self.tables, *([target_table(self)] if self.rivals and self.curves else []), _last_values(self.curves)]
@@ -85,7 +88,7 @@ def target_table(section: Section) -> Table:
     rows = []
     for curve, cost in zip(section.curves, costs, strict=True):
         last = curve.last(metric)
-        cells = [curve.label, curve.status, f"{math.nan if last is None else last:.4g}"]
+        cells = [curve.label, curve.status, number(last, 4)]
         if cost is None:
             rows.append([*cells, "not reached", "", "", ""])
             continue
@@ -93,7 +96,7 @@ def target_table(section: Section) -> Table:
         rows.append([*cells, f"{cost[0]:.2f}", ratios[0], duration(cost[1]), ratios[1]])
     of = [f"{what} / {name}'s" if name else f"{what}, ratio" for what in ("queries", "time")]
     head = ["run", "status", f"{words(metric)} at the end", "queries / N", of[0], "time of steps", of[1]]
-    return f"Cost to {words(metric)} {target:.4g}, which all that did not break down reached", head, rows
+    return f"Cost to {words(metric)} {number(target, 4)}, which all that did not break down reached", head, rows
 
 
 def _last_values(curves: list[Curve]) -> Table:
@@ -152,18 +155,18 @@ def _distinct(sections: list[Section], key: str) -> list[dict[str, str]]:
 def _figures(section: Section, number: int, folder: Path) -> list[dict[str, str]]:
     """The loss over queries and over seconds, what stands beside it, and the memory's entropy: with what each shows."""
     curves, metric = section.curves, metric_of(section.curves)
-    seconds = {"seconds": "seconds of steps"}
-    kinds = [(QUERIES, metric, "by gradient queries", True), (seconds, metric, "by seconds of steps", True)]
-    kinds += [(QUERIES, key, "by gradient queries", False) for key in BESIDE]
-    kinds.append((QUERIES, "entropy", "entropy of the memory", False))
+    by = "by updates" if section.x == "updates" else "by gradient queries"
+    kinds = [(section.x, metric, by, True), ("seconds", metric, "by seconds of steps", True)]
+    kinds += [(section.x, key, by, False) for key in BESIDE]
+    kinds.append((section.x, "entropy", "entropy of the memory", False))
     figures = []
     for kind, (x, key, title, log) in enumerate(kinds, 1):
         scaled = _scaled(curves, key)
         label = "entropy of M, bits" if key == "entropy" else head_of(key)
-        figure = panels(scaled, x, key, label, title, log)
+        figure = panels(scaled, {x: AXES[x]}, key, label, title, log)
         if figure is not None:
             name = f"figure-{number}-{kind}"
-            said = caption_of(curves, next(iter(x)), key)
+            said = caption_of(curves, x, key)
             figures.append({"svg": svg(figure, name, f"{label}, {title}. {said}"), "caption": said})
             png(figure, folder / f"{name}.png")
     return figures
