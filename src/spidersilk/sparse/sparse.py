@@ -40,7 +40,7 @@ class Sparse(OverBase):
         like, and with k2=1.0 is trained whole. Vectors of at most 65,536 entries (norms, biases) are trained whole.
     base_class: a torch.optim class; `base_arguments` go to it.
     k1, k2: how many entries of each weight are chosen by the size of their gradient, and at random. A float is a share
-        of the weight, rounded up; an int is a count.
+        of the weight, rounded up; an int is a count. 1.0 is all, 1 is one entry (refused for 1000 entries or more).
     groups: "columns": whole input features of linear layers, input channels of convolutions, rows of embedding tables;
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.

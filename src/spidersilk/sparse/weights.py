@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
-from spidersilk.operator.counts import Count, check_count, check_shares
+from spidersilk.operator.counts import Count, check_count, check_meant, check_shares
 from spidersilk.operator.dimensions import group_dimension
 from spidersilk.operator.groups import Groups
 from spidersilk.sparse.compact import HALVES, Compact, is_trained_whole
@@ -65,6 +65,7 @@ class Weights:
         _check(weight)
         if weight in self._left_out:
             self._left_out.pop(weight).remove()
+        check_meant(k1, k2, weight.numel(), "entries of a weight")
         part = local(weight)
         self.d += part.numel()
         dimension = _dimension(weight, groups, places)
