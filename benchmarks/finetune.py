@@ -26,11 +26,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import memory
 import torch
 from torch import Tensor, nn
 
 import spidersilk as silk
+from spidersilk.lab import peers
 from spidersilk.lab.run.folder import write_atomically
 from spidersilk.lab.run.start import Progress, prepare
 from spidersilk.lab.tasks.finetune import SIZES, Finetune
@@ -62,7 +62,7 @@ def make(method: str, model: nn.Module, lr: float, inner: int, seed: int) -> Any
     kind, _, number = method.partition("-")
     torch.manual_seed(seed)  # of LoRA's first factors
     if kind == "lora":
-        return memory.lora(model, int(number), lr)
+        return peers.lora(model, int(number), lr)
     if kind == "adamw":
         return torch.optim.AdamW(model.parameters(), lr, fused=next(model.parameters()).is_cuda)
     given: dict[str, Any] = {"groups": "columns"} if kind == "columns" else {}

@@ -130,3 +130,19 @@ def test_badam_trains_one_block_in_float32() -> None:
     changed = {".".join(name.split(".")[:2]) for name, p in model.named_parameters() if not p.equal(before[name])}
     assert len(changed) == 1
     assert changed <= {"blocks.0", "blocks.1"}
+
+
+def test_lora_trains_its_adapters_alone_and_begins_as_the_model() -> None:
+    model = gpt.make("tiny", "cpu", torch.float32)
+    tokens = torch.randint(model.vocabulary, (2, 17), generator=torch.Generator().manual_seed(0))
+    before, weights = model(tokens), {n: p.detach().clone() for n, p in model.named_parameters()}
+    optimizer = peers.lora(model, 4, 1e-2)
+    assert torch.equal(model(tokens), before)
+    losses = train(model, optimizer, 10)
+    assert losses[-1] < losses[0]
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert {n.rsplit(".", 1)[1] for n in trained} == {"a", "b"}
+    assert len(trained) == 2 * 4 * len(model.blocks)
+    for name, p in model.named_parameters():
+        if name not in trained:
+            assert torch.equal(p, weights[name.replace(".linear.weight", ".weight")])

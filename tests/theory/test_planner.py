@@ -152,7 +152,7 @@ def test_cost_is_what_the_optimizer_counts() -> None:
         ({"delta_f": math.nan}, "delta_f = nan"),
         ({"n": 0}, "n = 0 must be a whole number"),
         ({"k2": 0}, "k2 = 0: Theorem 1 needs an unbiased operator"),
-        ({"k2": 0, "method": "anchored"}, "k2 = 0: Theorem 3"),
+        ({"k2": 0, "method": "anchored"}, "k2 = 0: Proposition A"),
         ({"k2": 0, "method": "selected"}, "k2 = 0 with outside = 1"),
         ({"outside": 1.5}, "outside = 1.5 must lie in"),
         ({"inner_steps": 0}, "inner_steps = 0 must be positive"),
@@ -190,7 +190,7 @@ def test_a_stable_step_is_not_warned_of_and_theorem_1_uses_no_share() -> None:
 
 def test_selected_without_random_part_needs_a_measured_capture() -> None:
     plan = silk.plan(**CONSTANTS, k1=0.1, k2=0, method="selected", outside=0.4)
-    assert plan.statement == "Theorem 4"
+    assert plan.statement == "Proposition B"
     assert plan.largest_stable_lr == 1.0
 
 

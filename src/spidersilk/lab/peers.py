@@ -165,3 +165,28 @@ def _matrices(model: nn.Module, blocks: str) -> tuple[list[nn.Parameter], list[n
     inside = {id(p) for p in _blocks(model, blocks).parameters() if p.dim() == 2}
     params = _trainable(model)
     return [p for p in params if id(p) in inside], [p for p in params if id(p) not in inside]
+
+
+class Lora(nn.Module):
+    """A frozen linear layer plus a trained product of two thin matrices, which is zero at first."""
+
+    def __init__(self, linear: nn.Linear, rank: int):
+        super().__init__()
+        self.linear = linear
+        kind = {"dtype": linear.weight.dtype, "device": linear.weight.device}
+        self.a = nn.Parameter(torch.randn(rank, linear.in_features, **kind) / rank)
+        self.b = nn.Parameter(torch.zeros(linear.out_features, rank, **kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + x @ self.a.T @ self.b.T
+
+
+def lora(model: nn.Module, rank: int, lr: float, blocks: str = "blocks") -> torch.optim.Optimizer:
+    """AdamW on adapters of this rank in all linear layers of the blocks; everything else is frozen."""
+    model.requires_grad_(False)
+    for module in list(_blocks(model, blocks).modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, Lora(child, rank))
+    trained = _trainable(model)
+    return torch.optim.AdamW(trained, lr, fused=trained[0].is_cuda)

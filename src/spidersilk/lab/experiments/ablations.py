@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spidersilk.lab.experiments.claims import of_part
 from spidersilk.lab.experiments.paper import FAST, Experiments, Part, Values
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.tasks import find
@@ -38,7 +39,9 @@ def _split(model: str, smoke: bool) -> Part:
         for k1, k2 in SPLITS:
             text = {"name": f"split-{model}-{name}-{k1:g}-{k2:g}", "label": f"{name}, k1 {k1:g}, k2 {k2:g}"}
             configs.append(RunConfig("image", name, lr=lr, k1=k1, k2=k2, **text, **_image(model, smoke)))
-    return Part(f"split-{model}", f"k1 : k2 at k/d = 10 %, {model.upper()} on MNIST", configs, [])
+    return Part(
+        f"split-{model}", f"k1 : k2 at k/d = 10 %, {model.upper()} on MNIST", configs, of_part(f"split-{model}")
+    )
 
 
 def _reset(model: str, smoke: bool) -> Part:
@@ -65,7 +68,8 @@ def _lengths(model: str, smoke: bool) -> Part:
                 "label": f"{LABELS[name]}, lr {lr:g}, {lengths}",
             }
             configs.append(RunConfig("image", name, lr=lr, lengths=lengths, **text, **_image(model, smoke)))
-    return Part(f"lengths-{model}", f"Fixed and geometric loops, {model.upper()} on MNIST", configs, [])
+    key, title = f"lengths-{model}", f"Fixed and geometric loops, {model.upper()} on MNIST"
+    return Part(key, title, configs, of_part(key))
 
 
 def summed_step(task: str) -> float:
