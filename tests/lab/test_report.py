@@ -152,7 +152,7 @@ def test_report_in_a_browser(tmp_path: Path) -> None:
     assert desk["scrolls"] == "0"
     assert desk["numbers"] == "right"
     assert desk["first"] == "the conclusion"
-    assert re.fullmatch(r"sgd: 0\.\d+ at 1(\.\d+)? gradient queries / N", desk["hover"])
+    assert re.fullmatch(r"sgd: 0\.\d+ at 0\.5\d+ gradient queries / N", desk["hover"])
     dark = seen("--blink-settings=preferredColorScheme=0")
     assert dark["paper"] == "rgb(20, 24, 31)" != desk["paper"]
     phone = seen("--window-size=500,4000")  # the narrowest that Chromium makes without a device
