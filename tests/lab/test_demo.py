@@ -82,11 +82,11 @@ def finetuned(ours: Measured) -> Finetuned:
 def test_the_sentence_on_fine_tuning_goes_by_the_numbers() -> None:
     said = demo_page.of_finetuning(finetuned(Measured(COLUMNS, 2.1, 0.08, 0.8, 120)))
     assert said.startswith("SparseAdamW saved bytes and seconds: it held 0.120 kB where AdamW held 1.20 kB")
-    assert "2.100, is below AdamW's 2.200" in said
+    assert "2.100, is 0.100 below AdamW's" in said
     said = demo_page.of_finetuning(finetuned(Measured(COLUMNS, 2.3, 0.11, 1.1, 120)))
     assert said.startswith("SparseAdamW saved bytes alone")
     assert "a step took 1.10 of AdamW's time" in said
-    assert "2.300, is not below" in said
+    assert "2.300, is 0.100 above AdamW's" in said
     assert "saved nothing here" in demo_page.of_finetuning(finetuned(Measured(COLUMNS, 2.3, 0.11, 1.1, 1300)))
 
 

@@ -188,7 +188,7 @@ def save(made: Finetuned, path: Path) -> None:
 
 # The other parts are runs of the lab.
 
-SGD, SVRG, SPARSE_SVRG = "SGD", "SVRG", "SparseSVRG, k/d = 20 %"
+SGD, SVRG, SPARSE_SVRG = "SGD", "SVRG", "SparseSVRG (k/d = 20 %)"
 
 
 def convex() -> list[RunConfig]:

@@ -9,9 +9,8 @@ from spidersilk.lab.report.evidence import number
 from spidersilk.lab.run.curve import words
 
 _NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?( ?(%|ms|s|min|h|kB|MB|GB))?( \d+ (s|min))?|nan|inf|-|not reached|)")
-ACCURACY = "test_accuracy"
-BESIDE = (ACCURACY, "valid_loss", "auc")  # metrics that are shown beside the training loss
-_NAMES = {ACCURACY: "test accuracy, %", "valid_loss": "validation loss", "auc": "AUC of held-out items"}
+BESIDE = ("test_accuracy", "valid_loss", "auc")  # metrics that are shown beside the training loss
+_NAMES = {"valid_loss": "validation loss", "auc": "AUC of held-out items"}
 
 
 def are_numbers(cells: Sequence[str]) -> bool:
@@ -46,19 +45,19 @@ def size(count: float) -> str:
 
 def head_of(metric: str) -> str:
     """A metric's name as the head of a column or the label of an axis."""
-    return _NAMES.get(metric, words(metric))
+    return _NAMES.get(metric, words(metric) + (", %" if scale_of(metric) == 100 else ""))
 
 
 def scale_of(metric: str) -> float:
     """What values of a metric are multiplied with to be shown."""
-    return 100.0 if metric == ACCURACY else 1.0
+    return 100.0 if metric.endswith("_accuracy") else 1.0
 
 
 def value_of(metric: str, value: float | None) -> str:
     """A value of a metric, in the unit of its head."""
     if value is None:
         return ""
-    return f"{100 * value:.1f}" if metric == ACCURACY else number(value, 4)
+    return f"{100 * value:.1f}" if scale_of(metric) == 100 else number(value, 4)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -99,18 +99,17 @@ def sentences(tuned: Finetuned, convex: Sequence[Curve], printed: Sequence[Curve
 
 def of_finetuning(tuned: Finetuned) -> str:
     adamw, lora, ours = (tuned.find(name) for name in (ADAMW, LORA, COLUMNS))
-    saved = [what for what, ratio in (("bytes", ours.held / adamw.held), ("seconds a step", ours.ratio))
-             if ratio < 1 / EQUAL]  # fmt: skip
+    ratios = {"bytes": ours.held / adamw.held, "seconds a step": ours.ratio}
+    saved = [what for what, ratio in ratios.items() if ratio < 1 / EQUAL]
     lead = (
         "saved bytes and seconds" if len(saved) == 2 else f"saved {saved[0]} alone" if saved else "saved nothing here"
     )
-    better = "below" if ours.valid_loss < adamw.valid_loss else "not below"
-    return (
-        f"SparseAdamW {lead}: it held {size(ours.held)} where AdamW held {size(adamw.held)} and LoRA "
-        f"{size(lora.held)}, and a step took {ours.ratio:.2f} of AdamW's time (LoRA {lora.ratio:.2f}); its validation "
-        f"loss, {ours.valid_loss:.3f}, is {better} AdamW's {adamw.valid_loss:.3f} (LoRA {lora.valid_loss:.3f}, before "
-        f"{tuned.before:.3f})."
-    )
+    held = f"it held {size(ours.held)} where AdamW held {size(adamw.held)} and LoRA {size(lora.held)}"
+    took = f"a step took {ours.ratio:.2f} of AdamW's time (LoRA {lora.ratio:.2f})"
+    above = ours.valid_loss - adamw.valid_loss
+    loss = f"{ours.valid_loss:.3f}, is {abs(above):.3f} {'above' if above > 0 else 'below'} AdamW's"
+    others = f"LoRA {lora.valid_loss:.3f}, before {tuned.before:.3f}"
+    return f"SparseAdamW {lead}: {held}, and {took}; its validation loss, {loss} ({others})."
 
 
 def of_convex(curves: Sequence[Curve]) -> str:

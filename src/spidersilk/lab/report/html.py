@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ def write(
 
     loader = jinja2.PackageLoader("spidersilk.lab.report", "templates")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["unbroken"] = unbroken
     values: dict[str, Any] = {"title": title, "command": command, "left_out": left_out or []}
     values["conclusion"] = conclusion or conclusions(sections)
     values["shown"] = [
@@ -133,6 +135,11 @@ def write(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, environment.get_template("report.html").render(values).encode())
     return path
+
+
+def unbroken(text: str) -> str:
+    """The text with numbers and formulas that no line ends in."""
+    return re.sub(r"(?<=\de)-(?=\d)", "\u2011", text).replace("f - f*", "f\u00a0-\u00a0f*")
 
 
 def conclusions(sections: list[Section]) -> list[str]:
