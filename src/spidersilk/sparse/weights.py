@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
+from spidersilk.layers.dressing import Ruled
 from spidersilk.operator.counts import Count, check_count, check_shares
 from spidersilk.operator.dimensions import group_dimension
 from spidersilk.operator.groups import Groups
@@ -78,6 +79,8 @@ class Weights:
         self.by_param[compact.param] = compact
         self._owners.place(compact, places)
         self._listen(weight, self._collect_at(compact))
+        if not any(isinstance(module, Ruled) for module, _ in places):
+            self._handles.append(compact.param.register_hook(_refuse_penalty))
         self._listen(compact.param, self.arrived)
         _TRAINED[weight] = weakref.ref(self)
         return compact.param
@@ -173,6 +176,14 @@ def check_group(group: dict[str, Any]) -> None:
         check_shares(k1, k2, groups)
     elif isinstance(k1, float) and isinstance(k2, float) and k1 + k2 > 1 + 1e-9:
         raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all entries: lower k2 to at most {1 - k1:g}")
+
+
+def _refuse_penalty(gradient: Tensor) -> Tensor:
+    """Without a layer rule no gradient comes to a compact parameter by back-propagation."""
+    raise RuntimeError(
+        f"a loss uses a compact parameter of {gradient.numel()} values (a penalty over model.parameters()?), which "
+        "counts them twice: leave out the parameters whose names end in '_compact'"
+    )
 
 
 def _warn_of_left_out(weight: Tensor) -> None:
