@@ -26,6 +26,7 @@ from spidersilk.variance.flat import is_dense
 
 Owned = list[tuple[nn.Module, str]]
 Collect = Callable[[Compact], None]
+CLOSED = "this optimizer is closed, it no longer sees gradients: make a new one"
 _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly
 
 
@@ -59,6 +60,8 @@ class Weights:
 
     def stand_ins(self, weights: Sequence[Tensor], k1: Count, k2: Count, groups: Groups | None) -> list[Tensor]:
         """What is stepped for these weights: compact parameters; weights that are trained whole as they are."""
+        if not self.close.alive:
+            raise RuntimeError(CLOSED)
         places = self._owners.find(weights)
         return [self._stand_in(weight, k1, k2, groups, places[id(weight)]) for weight in weights]
 
