@@ -50,7 +50,7 @@ class Weights:
         self._owners = Owners(model)
         self._left_out = WeakTensorKeyDictionary()  # of weights that are frozen: their hook, which warns
         for p in [] if model is None else model.parameters():
-            if p.is_floating_point() and not p.requires_grad:
+            if p.is_floating_point() and not p.requires_grad and not p.is_inference():
                 self._left_out[p] = self._listen(p, _warn_of_left_out)
         optimizer = collect.__self__  # pyright: ignore[reportFunctionMemberAccess]
         self.close = weakref.finalize(optimizer, _let_go, self._handles, self._owners)
@@ -85,7 +85,7 @@ class Weights:
         if not any(isinstance(module, Ruled) for module, _ in places):
             self._handles.append(compact.param.register_hook(_refuse_penalty))
         self._listen(compact.param, self.arrived)
-        _TRAINED[weight] = weakref.ref(self)
+        _TRAINED[weight] = _TRAINED[compact.param] = weakref.ref(self)
         return compact.param
 
     def _collect_at(self, compact: Compact) -> Callable[[Tensor], None]:
