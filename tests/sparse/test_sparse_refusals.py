@@ -75,3 +75,33 @@ def test_shares_changed_in_a_group() -> None:
     with pytest.raises(ValueError, match=r"k2 of group 0 was changed from 0.1 to 0.5.*make a new one"):
         train(model, optimizer, 3)
     assert loss_of(model)
+
+
+def test_a_group_for_a_closed_optimizer() -> None:
+    """Nobody would take its compact parameters from the model again."""
+    model = network()
+    model[2].requires_grad_(False)
+    optimizer = Sparse(model, torch.optim.SGD, lr=0.1)
+    optimizer.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        optimizer.add_param_group({"params": model[2].parameters()})
+    assert len(list(model.parameters())) == 4
+
+
+def test_compact_parameters_of_another_optimizer() -> None:
+    model = network()
+    first = Sparse(model[0], torch.optim.SGD, lr=0.1)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"has a sparse optimizer already"):
+        Sparse(model, torch.optim.SGD, lr=0.1)
+    first.close()
+    Sparse(model, torch.optim.SGD, lr=0.1)
+
+
+def test_a_frozen_part_that_was_made_in_inference_mode() -> None:
+    model = network()
+    with torch.inference_mode():
+        model.append(nn.Linear(3, 3).double())
+    for p in model[3].parameters():
+        p.requires_grad = False
+    Sparse(model, torch.optim.SGD, lr=0.1)

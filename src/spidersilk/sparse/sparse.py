@@ -25,7 +25,7 @@ from spidersilk.sparse.averaging import Averaging
 from spidersilk.sparse.compact import Compact
 from spidersilk.sparse.pieces import Pieces
 from spidersilk.sparse.sharded import rank_of, ranks_of
-from spidersilk.sparse.weights import Weights, check_group, trainable
+from spidersilk.sparse.weights import CLOSED, Weights, check_group, trainable
 from spidersilk.variance.over_base import OverBase
 
 
@@ -220,7 +220,7 @@ class Sparse(OverBase):
         samples: how many samples the gradients are of, for `gradient_queries`.
         """
         if not self._weights.close.alive:
-            raise RuntimeError("this optimizer is closed, it no longer sees gradients: make a new one")
+            raise RuntimeError(CLOSED)
         if isinstance(anchor, Small):
             raise ValueError("inner_steps = 'auto' of the loader: a fresh gradient has no difference to end a loop by")
         piece = anchor if isinstance(anchor, Anchor) else WHOLE

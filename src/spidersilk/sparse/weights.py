@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
+from spidersilk.layers.dressing import Ruled
 from spidersilk.operator.counts import Count, check_count, check_meant, check_shares
 from spidersilk.operator.dimensions import group_dimension
 from spidersilk.operator.groups import Groups
@@ -25,6 +26,7 @@ from spidersilk.variance.flat import is_dense
 
 Owned = list[tuple[nn.Module, str]]
 Collect = Callable[[Compact], None]
+CLOSED = "this optimizer is closed, it no longer sees gradients: make a new one"
 _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly
 
 
@@ -48,7 +50,7 @@ class Weights:
         self._owners = Owners(model)
         self._left_out = WeakTensorKeyDictionary()  # of weights that are frozen: their hook, which warns
         for p in [] if model is None else model.parameters():
-            if p.is_floating_point() and not p.requires_grad:
+            if p.is_floating_point() and not p.requires_grad and not p.is_inference():
                 self._left_out[p] = self._listen(p, _warn_of_left_out)
         optimizer = collect.__self__  # pyright: ignore[reportFunctionMemberAccess]
         self.close = weakref.finalize(optimizer, _let_go, self._handles, self._owners)
@@ -58,6 +60,8 @@ class Weights:
 
     def stand_ins(self, weights: Sequence[Tensor], k1: Count, k2: Count, groups: Groups | None) -> list[Tensor]:
         """What is stepped for these weights: compact parameters; weights that are trained whole as they are."""
+        if not self.close.alive:
+            raise RuntimeError(CLOSED)
         places = self._owners.find(weights)
         return [self._stand_in(weight, k1, k2, groups, places[id(weight)]) for weight in weights]
 
@@ -79,8 +83,10 @@ class Weights:
         self.by_param[compact.param] = compact
         self._owners.place(compact, places)
         self._listen(weight, self._collect_at(compact))
+        if not any(isinstance(module, Ruled) for module, _ in places):
+            self._handles.append(compact.param.register_hook(_refuse_penalty))
         self._listen(compact.param, self.arrived)
-        _TRAINED[weight] = weakref.ref(self)
+        _TRAINED[weight] = _TRAINED[compact.param] = weakref.ref(self)
         return compact.param
 
     def _collect_at(self, compact: Compact) -> Callable[[Tensor], None]:
@@ -174,6 +180,14 @@ def check_group(group: dict[str, Any]) -> None:
         check_shares(k1, k2, groups)
     elif isinstance(k1, float) and isinstance(k2, float) and k1 + k2 > 1 + 1e-9:
         raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all entries: lower k2 to at most {1 - k1:g}")
+
+
+def _refuse_penalty(gradient: Tensor) -> Tensor:
+    """Without a layer rule no gradient comes to a compact parameter by back-propagation."""
+    raise RuntimeError(
+        f"a loss uses a compact parameter of {gradient.numel()} values (a penalty over model.parameters()?), which "
+        "counts them twice: leave out the parameters whose names end in '_compact'"
+    )
 
 
 def _warn_of_left_out(weight: Tensor) -> None:
