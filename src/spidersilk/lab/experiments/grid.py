@@ -106,6 +106,23 @@ def following(task: str, method: str, tried: list[Trial], allowed: int) -> list[
     return _closer(best, tried)[:left]
 
 
+def following_rate(centre: float, losses: dict[float, float]) -> list[float]:
+    """The step sizes to try next, where nothing else is tuned: three four times apart, then one further out while the
+    best of at most five is at the edge. `losses` are those of the step sizes so far."""
+    missing = [lr for lr in (round_rate(centre * f) for f in (0.25, 1.0, 4.0)) if lr not in losses]
+    if missing or len(losses) >= FIRST + SECOND:
+        return missing
+    best = min(losses, key=lambda lr: losses[lr])
+    if not math.isfinite(losses[best]):
+        return [round_rate(min(losses) / 4)]
+    return [round_rate(best * f) for edge, f in ((min(losses), 0.25), (max(losses), 4.0)) if best == edge]
+
+
+def round_rate(lr: float) -> float:
+    """As it is written in names and files."""
+    return float(f"{lr:.6g}")
+
+
 def _closer(best: Trial, tried: list[Trial]) -> list[Settings]:
     for factor in (2.0, math.sqrt(2), 2**0.25):
         new = [{**best.settings, "lr": best.lr * f} for f in (1 / factor, factor)]
