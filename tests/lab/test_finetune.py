@@ -21,7 +21,8 @@ from lab_helpers import QUIET, config, metrics
 from spidersilk.lab import messages
 from spidersilk.lab.data import texts
 from spidersilk.lab.data.files import DataError, files_like
-from spidersilk.lab.experiments.tuning import Tuning, tune
+from spidersilk.lab.experiments.tuner import tune
+from spidersilk.lab.experiments.tuning import Tuning
 from spidersilk.lab.run import runner
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.errors import Interrupted, RunError
