@@ -229,7 +229,7 @@ def test_the_file_has_the_name_that_was_given(tmp_path: Path, command) -> None:
     assert [path.name for path in tmp_path.glob("*.json")] == ["mine.json"]
 
 
-TINY = ["--set", "text=library", "--set", "train_bytes=4000", "--set", "eval_samples=4", "--set", "pretrain_steps=2"]
+TINY = ["--set", "text=library", "--set", "train_bytes=8000", "--set", "eval_samples=4", "--set", "pretrain_steps=2"]
 
 
 def at_steps(folder: Path, *more: str) -> list[str]:

@@ -88,6 +88,8 @@ def tune(tunings: list[Tuning], out: Path, *, jobs: int, resume: bool, time_limi
     check_folder("--out", out)
     check_time_limit(time_limit)
     for made in tunings:
+        if made.trials_of is not None and not made.trials_of.is_file():
+            raise ValueError(f"--trials-of {made.trials_of}: there is no such file")
         check_runs({method: config for method, _, config in made.next_round()}.values())
     until = None if time_limit is None else time.time() + time_limit
     whole = True

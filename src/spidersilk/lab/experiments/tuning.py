@@ -76,8 +76,6 @@ class Tuning:
         path = self.path if self.path.is_file() else self.trials_of
         if path is None:
             return
-        if not path.is_file():
-            raise ValueError(f"--trials-of {path}: there is no such file")
         saved: Record = {**read(path), **({} if path is self.path else {"runs": []})}
         if saved["conditions"] != self.conditions():
             differ = f"trials under other conditions, {saved['conditions']} and not {self.conditions()}"
