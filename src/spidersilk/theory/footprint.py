@@ -11,6 +11,7 @@ own, with its factors.
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -134,7 +135,10 @@ def _trace(
                 stack.callback(module.register_forward_pre_hook(lambda module, _: inside.append((module, []))).remove)
                 stack.callback(module.register_forward_hook(through).remove)
         with counter, saved_tensors_hooks(pack, lambda tensor: tensor):
-            evaluate().backward()
+            loss = evaluate()
+            if loss.requires_grad:  # with LoRA's factors, not where no linear layer is called
+                loss.backward()
+            del loss
         return Trace(list(counter.events), counter.sizes, arrivals, owners, saved_by, others, until)
 
 
@@ -220,6 +224,17 @@ def predict(traced: Trace, kept: Callable[[Tensor], Kept], on_cuda: bool) -> int
     return round(max(passes, at_step) + sum(one.held for one in found.values()))
 
 
+def name_of(share: float, columns: bool) -> str:
+    return f"SparseAdamW, {100 * share:g} % of the {'columns' if columns else 'entries'}"
+
+
+def capacity(device: torch.device) -> int:
+    """The bytes of the memory where a model is trained."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def footprints(
     model: nn.Module, evaluate: Callable[[], Tensor], shares: Sequence[float] = SHARES, ranks: Sequence[int] = RANKS
 ) -> dict[str, int]:
@@ -229,10 +244,11 @@ def footprints(
     found = {"AdamW": predict(traced, _dense, on_cuda)}
     for columns in (False, True):
         for share in shares:
-            name = f"SparseAdamW, {100 * share:g} % of the {'columns' if columns else 'entries'}"
+            name = name_of(share, columns)
             found[name] = predict(
                 traced, lambda w, k=share, c=columns: _sparse(w, k, traced.owners.get(id(w)), c), on_cuda
             )
     for rank in ranks if linear_layers(model) else ():
-        found[f"LoRA, rank {rank}"] = predict(trace(model, evaluate, rank), _dense, on_cuda)
+        if (adapted := trace(model, evaluate, rank)).arrivals:
+            found[f"LoRA, rank {rank}"] = predict(adapted, _dense, on_cuda)
     return found

@@ -229,7 +229,7 @@ def inspect_command(
     data_dir: DataDir = None,
     save: Annotated[Path | None, typer.Option("--save", help="write the measurements to this JSON file")] = None,
 ) -> None:
-    """Would it pay? Entropy, captured energy, variance, seconds a step, short trials, and a yes or no."""
+    """Would it fit, and would it pay? Bytes by method, seconds a step, short trials, and a yes or no for each."""
     from spidersilk.lab.commands import inspection
 
     inspection.inspect(target, lr, adam_lr, budget, settings or [], data_dir, save)
