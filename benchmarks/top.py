@@ -100,7 +100,7 @@ CASES = {
     "cnn-sgd": Case("image", "sparse-sgd", "sgd", "train_loss", {"steps": 1200}, around(50, (200, FOR_GOOD)), CNN,
                     SHORT),
     "cnn-adamw": Case("image", "sparse-adamw", "adamw", "train_loss", {"steps": 1200}, around(50, (200, FOR_GOOD)),
-                      CNN, SHORT),
+                      CNN, SHORT | {"cells": around(50)[:5]}),
     "cnn-svrg": Case("image", "sparse-svrg", "svrg", "train_loss", {"budget": 2.0}, of_memory(0.01, 0.05, 0.1, 0.2),
                      CNN, {"settings": {"budget": 0.3}, "options": {"eval_samples": 2000},
                            "cells": of_memory(0.1, 0.2)}),
@@ -108,7 +108,7 @@ CASES = {
     "lstm-adamw": Case("language", "sparse-adamw", "adamw", "valid_loss", {"steps": 1000},
                        around(50, (200, FOR_GOOD))),
     "logistic-svrg": Case("logistic", "sparse-svrg", "svrg", "gap", {"budget": 10.0}, of_memory(0.05, 0.1, 0.2),
-                          {"data": "a9a"}, {"settings": {"budget": 3.0}}),
+                          {"data": "a9a"}, {"settings": {"budget": 2.0}, "cells": of_memory(0.1, 0.2)[:2]}),
 }  # fmt: skip
 
 
