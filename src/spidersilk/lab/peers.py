@@ -233,8 +233,6 @@ def make(name: str, model: nn.Module, lr: float, blocks: str = "blocks", **given
     check(name)
     peer = find(name)
     checked = check_all(given, peer.settings, f"is no argument of {name}")
-    if peer.blocks:
-        _blocks(model, blocks)
     try:
         return peer.make(model, lr, blocks, {**peer.defaults, **checked})
     except ImportError as error:
