@@ -49,6 +49,7 @@ def material(results: Path) -> Material:
 
 
 FIGURES = ("figure1", "figure2", "figure3")
+FACTS = ("backprop_cpu_1", "backprop_cuda_float32", "entropy", "sparse_forward", "step_cpu_1")
 CONTROLS = ("controls-figure2", "controls-figure3")  # their runs stand beside those of the figure
 
 
@@ -64,7 +65,7 @@ def _same_task(group: Group, other: Group) -> bool:
 
 def _facts(results: Path) -> dict[str, dict[str, Any]]:
     """The figures of JSON files by their path in results/, without its ending."""
-    names = [f"benchmarks/{name}.json" for name in ("entropy", "sparse_forward", "step_cpu_1")] + ["inspect/*.json"]
+    names = [f"benchmarks/{name}.json" for name in FACTS] + ["inspect/*.json"]
     paths = sorted(path for name in names for path in results.glob(name))
     return {str(p.relative_to(results).with_suffix("")): json.loads(p.read_text())["figures"] for p in paths}
 
