@@ -62,27 +62,6 @@ class Release:
         self.optimizer.zero_grad()
 
 
-class Lora(nn.Module):
-    def __init__(self, linear: nn.Linear, rank: int):
-        super().__init__()
-        self.linear = linear
-        kind = {"dtype": linear.weight.dtype, "device": linear.weight.device}
-        self.a = nn.Parameter(torch.randn(rank, linear.in_features, **kind) / rank)
-        self.b = nn.Parameter(torch.zeros(linear.out_features, rank, **kind))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + x @ self.a.T @ self.b.T
-
-
-def lora(model: nn.Module, rank: int, lr: float) -> torch.optim.Optimizer:
-    model.requires_grad_(False)
-    for block in model.blocks:  # pyright: ignore
-        for name in ("qkv", "out", "up", "down"):
-            setattr(block, name, Lora(getattr(block, name), rank))
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(trained, lr, fused=trained[0].is_cuda)
-
-
 def sparse(model: nn.Module, method: str, lr: float, inner: int) -> Any:
     share = float(method.split("-")[-1]) / 100
     k1, k2 = (share, 0.0) if "top" in method else (0.0, share)
@@ -98,14 +77,14 @@ def make(method: str, model: nn.Module, inner: int) -> Any:
     if method == RELEASE:
         return Release(model, lr, inner)
     if method.startswith("lora"):
-        return lora(model, int(method.split("-")[1]), lr)
+        return rivals().lora(model, int(method.split("-")[1]), lr)
     if method.startswith(("sparse", "columns", "rows")):
         return sparse(model, method, lr, inner)
     return rivals().make(method, model, lr)
 
 
 def rivals() -> Any:
-    """The module of rivals, which release 0.1.0 does not have."""
+    """The module of rivals and LoRA, which release 0.1.0 does not have."""
     from spidersilk.lab import peers
 
     return peers

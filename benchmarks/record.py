@@ -21,7 +21,7 @@ RESULTS = ROOT / "results" / "benchmarks"
 
 def save(name: str, seeds: list[int], figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write `figures` to results/benchmarks/<name>.json, with the command, seeds, versions and machine."""
-    own = ("--to", "--runs", "--partial")  # local folders are left out of the record
+    own = ("--to", "--runs", "--out")  # local folders are left out of the record
     given = [x for i, x in enumerate(sys.argv) if i and x not in own and sys.argv[i - 1] not in own]
     command = ["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *given]
     record = {

@@ -37,6 +37,7 @@ TASKS = {
     "language": ({"hidden": 128, "embedding": 64, "train_tokens": 200_000, "eval_tokens": 4000}, 1.0),
     "ranking": ({}, 5.0),
     "logistic": ({"data": "breast-cancer"}, 100.0),
+    "finetune": ({"text": "library"}, 4.0),
 }
 
 
@@ -44,7 +45,7 @@ def config(task: str, method: str, lr: float, seed: int) -> RunConfig:
     options, budget = TASKS[task]
     name, loops = OPTIMIZERS[method]
     made = RunConfig(task, name, options=options, lr=lr, seed=seed, budget=budget, eval_every=budget / 60,
-                     inner_lr_end=lr, name=f"{name}-{seed}", checkpoint_every=1e9)  # fmt: skip
+                     inner_lr_end=lr, name=f"{name}-{seed}", checkpoint_every=1e9, schedule="constant")  # fmt: skip
     done = made.completed()
     ratio = (done.anchor_batch_size or 569) // (done.batch_size or 1)  # breast-cancer has 569 samples
     lengths = {"dense": max(2, ratio), "auto": "auto", "fresh": FRESH, None: None}
@@ -60,7 +61,13 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--to", type=Path, default=RESULTS)
     given = parser.parse_args()
-    said = json.loads((RESULTS.parent / "inspect" / f"inspect_{given.task}.json").read_text())["figures"]
+    path = RESULTS.parent / "inspect" / f"inspect_{given.task}.json"
+    if not path.is_file():
+        options = "".join(f" --set {k}={v}" for k, v in TASKS[given.task][0].items())
+        raise SystemExit(
+            f"error: {path}: not there; make it with `spidersilk inspect {given.task}{options} --save {path}`"
+        )
+    said = json.loads(path.read_text())["figures"]
     trials = said["trials"]
     reached = [t for t in trials if not t["sparse"] and t["queries_share"] is not None]
     dense = min(reached, key=lambda t: abs(t["queries_share"] - 1))  # the method that the inspection compared with

@@ -1,6 +1,6 @@
 """A small classifier trained with SparseSVRG: python examples/quickstart.py (about ten seconds)
 
-For five optimizers side by side, with a report: spidersilk demo
+For a comparison with AdamW, LoRA and SGD, with a report: spidersilk demo
 """
 
 import torch

@@ -45,6 +45,8 @@ TESTED_IN = {
     "parallel/agreement": "parallel/test_workers",
     "parallel/ddp_wrappers": "parallel/test_workers",
     "theory/trials": "theory/test_inspection",
+    "theory/step_seconds": "theory/test_inspection",
+    "theory/live_bytes": "theory/test_footprint",
     "sparse/averaging": "parallel/test_together",
     "sparse/pieces": "sparse/test_sparse",
     "layers/registry": "sparse/test_layers",

@@ -20,7 +20,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from lab_helpers import QUIET, config, metrics
 
-from spidersilk.lab.experiments import tuning
+from spidersilk.lab.experiments import tuner, tuning
 from spidersilk.lab.run import checkpoint, collect, runner
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import load_run
@@ -53,7 +53,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     collect.save(folder / "collected.json", packed)
     base = RunConfig("logistic", "sgd", options={"data": "breast-cancer"})
     tuned = tuning.Tuning(base, ["sgd"], 2, 0.5, 0.5, 1, folder / "tuned.json")
-    tuning.tune(tuned, folder / "tune", QUIET, jobs=1, resume=False, command="c", time_limit=None)
+    tuner.tune(tuned, folder / "tune", QUIET, jobs=1, resume=False, command="c", time_limit=None)
     return folder
 
 
@@ -472,5 +472,5 @@ def test_a_damaged_file_of_a_tuning(name: str, whole: Path, tmp_path: Path) -> N
     again = tuning.Tuning(base, ["sgd"], 2, 0.5, 0.5, 1, path)
     how: dict[str, Any] = {"jobs": 1, "resume": True, "command": "c", "time_limit": None}
     path.write_bytes(TUNED[name](path.read_bytes()))
-    refused(lambda: tuning.tune(again, tmp_path / "runs", QUIET, **how), path)
+    refused(lambda: tuner.tune(again, tmp_path / "runs", QUIET, **how), path)
     assert not (tmp_path / "runs").exists()

@@ -18,10 +18,11 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from lab_helpers import QUIET, config, metrics
 
-from spidersilk.lab import messages
+from spidersilk.lab import messages, peers
 from spidersilk.lab.data import texts
 from spidersilk.lab.data.files import DataError, files_like
-from spidersilk.lab.experiments.tuning import Tuning, tune
+from spidersilk.lab.experiments.tuner import tune
+from spidersilk.lab.experiments.tuning import Tuning
 from spidersilk.lab.run import runner
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.errors import Interrupted, RunError
@@ -83,6 +84,73 @@ def test_a_run_that_goes_on_ends_as_one_that_never_stopped(optimizer: str, tmp_p
     assert (tmp_path / "parted" / "checkpoint.pt").is_file()
     runner.run(run, tmp_path / "parted", resume=True)
     assert metrics(tmp_path / "parted") == metrics(tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("ignore:BAdam expect model:UserWarning")
+@pytest.mark.parametrize("rival", [*peers.PEERS, "sparse-adamw-columns"])
+def test_a_rival_lowers_the_loss_and_goes_on_after_an_interruption(rival: str, tmp_path: Path) -> None:
+    """One whose state cannot be saved begins anew."""
+    for package in peers.PEERS[rival].needs if rival in peers.PEERS else ():
+        pytest.importorskip(package.replace("-", "_"), reason="needs the extra [peers]")
+    sizes = {"batch_size": 2, "anchor_batch_size": 2, "inner_steps": 4}
+    run = made(rival, steps=26, evaluations=2, checkpoint_every=0.0, lr=0.004, options={"eval_samples": 2}, **sizes)
+    told = runner.run(run, tmp_path / "whole")
+    rows = metrics(tmp_path / "whole")
+    assert [row["updates"] for row in rows] == [0, 1, 13, 26]
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"] - 0.05
+    assert 0 < told["gradient_bytes"] <= 4 * told["parameters"]
+
+    def at_21(at: Progress) -> None:
+        if not at.what and at.share > 0.5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        runner.run(run, tmp_path / "parted", report=at_21)
+    assert (tmp_path / "parted" / "checkpoint.pt").is_file() == (rival not in peers.PEERS or peers.PEERS[rival].resumes)
+    runner.run(run, tmp_path / "parted", resume=True)
+    ends = [[(row["updates"], row["train_loss"]) for row in metrics(tmp_path / name)] for name in ("parted", "whole")]
+    assert ends[0] == ends[1]
+
+
+REFUSED = [
+    (["image", "-o", "badam", "--set", "data=digits"], "badam trains transformer blocks, and the task image has none"),
+    (["finetune", "-o", "lora", "--set", "arguments={rank: 0}"], "arguments: rank = 0 must be a whole number of at"),
+    (["finetune", "-o", "lora", "--set", "arguments={rnk: 2}"], "'rnk' is no argument of lora: did you mean 'rank'?"),
+    (["finetune", "-o", "sgd", "--set", "arguments={rank: 2}"], "arguments = {'rank': 2}: sgd takes none"),
+    (["finetune", "-o", "lora", "--set", "k1=0.1"], "k1 = 0.1 has no effect on lora"),
+    (
+        ["finetune", "-o", "sparse-adamw-columns", "--set", "groups=rows"],
+        "groups = 'rows' has no effect on sparse-adamw-columns",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_what_makes_no_sense_with_a_rival_is_refused(words: list[str], message: str, tmp_path: Path, command) -> None:
+    code, told = command("run", *words, "--out", str(tmp_path))
+    assert code == 2, told
+    assert message in " ".join(told.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_package_that_is_missing_is_named_with_the_command(
+    tmp_path: Path, command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "galore_torch", None)
+    code, told = command("run", "finetune", "-o", "galore", "--out", str(tmp_path))
+    assert code == 2
+    said = " ".join(told.split())
+    assert "error: galore needs galore-torch" in said
+    assert "pip install galore-torch" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_reach_the_optimizer() -> None:
+    going = runner.Run(made("sparse-adamw", arguments={"weight_decay": 0.3, "beta2": 0.9}).completed(), Path())
+    going._build()
+    for group in going.optimizer.param_groups:
+        assert group["weight_decay"] == 0.3
+        assert group["betas"] == (0.9, 0.9)
 
 
 def test_the_step_size_falls_to_zero_on_a_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from types import SimpleNamespace
@@ -130,3 +131,60 @@ def test_badam_trains_one_block_in_float32() -> None:
     changed = {".".join(name.split(".")[:2]) for name, p in model.named_parameters() if not p.equal(before[name])}
     assert len(changed) == 1
     assert changed <= {"blocks.0", "blocks.1"}
+
+
+def test_lora_is_pefts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In plain torch, without peft, from the same factors."""
+    pytest.importorskip("peft", reason="needs the extra [peers]")
+    losses = []
+    for installed in (True, False):
+        if not installed:
+            monkeypatch.setattr(peers, "find_spec", lambda _: None)
+        model = gpt.make("tiny", "cpu", torch.float32)
+        optimizer = peers.make("lora", model, 1e-2, rank=4, alpha=8)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        assert [p.shape for p in trained] == [p.shape for group in optimizer.param_groups for p in group["params"]]
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for factor in trained[::2]:
+                factor.copy_(torch.randn(factor.shape, generator=generator))
+        losses.append(train(model, optimizer, 6))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_lora_trains_its_factors_alone() -> None:
+    model = gpt.make("tiny", "cpu", torch.float32)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = peers.make("lora", model, 1e-2, rank=2)
+    train(model, optimizer, 3)
+    after = dict(model.named_parameters())
+    for name, value in before.items():
+        now = [p for other, p in after.items() if other.replace("base_layer.", "").replace("layer.", "") == name]
+        assert len(now) == 1
+        assert torch.equal(now[0], value)
+
+
+@pytest.mark.parametrize("name", [name for name, peer in peers.PEERS.items() if peer.resumes])
+def test_a_rival_goes_on_from_its_saved_state(name: str) -> None:
+    model, optimizer = made(name)
+    train(model, optimizer, 3)
+    states = [{k: v.clone() if isinstance(v, Tensor) else v for k, v in model.state_dict().items()}]
+    states.append(copy.deepcopy(optimizer.state_dict()))
+    whole = train(model, optimizer, 3)
+    other, again = made(name)
+    other.load_state_dict(states[0])
+    again.load_state_dict(states[1])
+    assert train(other, again, 3) == whole
+
+
+@pytest.mark.parametrize("name", peers.PEERS)
+def test_what_a_rival_takes_is_checked(name: str) -> None:
+    for package in peers.PEERS[name].needs:
+        pytest.importorskip(package.replace("-", "_"), reason="needs the extra [peers]")
+    model = gpt.make("tiny", "cpu", torch.float32)
+    with pytest.raises(ValueError, match=f"'rnak' is no argument of {name}"):
+        peers.make(name, model, 1e-3, rnak=3)
+    with pytest.raises(ValueError, match="weight_decay = -1 must be a number of at least 0"):
+        peers.make(name, model, 1e-3, weight_decay=-1)
+    assert set(peers.PEERS[name].defaults) == set(peers.PEERS[name].settings)

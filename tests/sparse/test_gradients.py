@@ -145,3 +145,23 @@ def test_hooks_on_a_weight_see_and_change_its_gradient(groups: Any) -> None:
     train(model, optimizer, 1)
     assert seen[0].shape == (20, 12)
     assert torch.equal(model[0].weight, before)
+
+
+def test_a_penalty_on_compact_parameters_is_refused() -> None:
+    """It would count the selected entries twice: as part of their weight, and once more."""
+    model = network()
+    optimizer = sgd(model, None)
+    own = optimizer.param_groups[0]["params"]
+    with pytest.raises(RuntimeError, match=r"a loss uses a compact parameter.*'_compact'"):
+        (loss_of(model) + sum(p.square().sum() for p in own)).backward()
+
+
+@GROUPS
+def test_a_penalty_on_weights(groups: Any) -> None:
+    model = network()
+    optimizer = sgd(model, groups)
+    weights = weights_of(model)
+    before = [w.detach().clone() for w in weights]
+    (loss_of(model) * 0 + sum(w.square().sum() for w in weights)).backward()
+    optimizer.step()
+    moved_as(optimizer, before, weights, [2 * w for w in before])

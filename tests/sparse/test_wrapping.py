@@ -96,3 +96,16 @@ def test_forward_mode_derivatives(groups: Any) -> None:
             tangents.append(torch.autograd.forward_ad.unpack_dual(of(dual)).tangent)
     torch.testing.assert_close(*tangents)
     assert optimizer.k
+
+
+@GROUPS
+def test_another_layer_of_the_same_class(groups: Any) -> None:
+    """As code that grows or rebuilds a model makes it: type(layer)(...)."""
+    model = network()
+    optimizer = adamw(model, groups)
+    layer = type(model[0])(12, 5).double()
+    layer(torch.ones(2, 12, dtype=torch.float64)).sum().backward()
+    assert layer.weight.grad is not None
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    assert layer.load_state_dict(copy.deepcopy(layer).state_dict()) == ([], [])
+    assert optimizer.k

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,28 @@ def test_verdicts() -> None:
     assert not gone.pays
 
 
+GIB = 2**30
+FITS = [
+    (10, 4, 16, "yes: SparseAdamW, 10 % of the columns needs 0.40 of AdamW's bytes (4 GiB and 10 GiB, of 16 GiB here)"),
+    (10, 9, 16, "no: SparseAdamW, 10 % of the columns needs 0.90 of AdamW's bytes"),
+    (20, 4, 16, "yes: AdamW does not fit, and SparseAdamW, 10 % of the columns would (4 GiB and 20 GiB, of 16 GiB"),
+    (40, 20, 16, "no: AdamW does not fit, and none would (20 GiB and 40 GiB, of 16 GiB here)"),
+]
+
+
+@pytest.mark.parametrize(("dense", "columns", "there", "said"), FITS)
+def test_verdicts_of_memory(dense: int, columns: int, there: int, said: str) -> None:
+    sizes = {"AdamW": dense * GIB, "SparseAdamW, 10 % of the columns": columns * GIB}
+    found = replace(inspection(DENSE), bytes=sizes, capacity=there * GIB)
+    assert found.memory_verdict.startswith(said)
+
+
+@pytest.mark.parametrize(("columns", "answer"), [(0.7, "yes"), (0.9, "hardly"), (1.5, "no")])
+def test_verdicts_of_seconds(columns: float, answer: str) -> None:
+    found = replace(inspection(DENSE), seconds={"AdamW": 1.0, "columns": columns})
+    assert found.seconds_verdict.startswith(f"{answer}: a step of SparseAdamW, 10 % of the columns takes {columns:.2f}")
+
+
 def test_reaching_a_loss_between_two_looks() -> None:
     assert DENSE.reach(0.75) == (150.0, 150.0)
     assert DENSE.reach(2.5) == (0, 0)
@@ -71,17 +94,20 @@ def test_inspect_measures_and_leaves_the_model_alone() -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in model.parameters())
-    assert told[0] == "gradients"
+    assert told[:2] == ["memory", "gradients"]
     assert [t.method for t in found.trials] == [m.name for m in trials.METHODS]
     assert found.d == 11
     assert 0 < found.entropy <= math.log2(11)
     assert list(found.captured.values()) == sorted(found.captured.values())
     assert found.captured[0.5] <= 1
-    assert set(found.seconds) == {"anchor", "SGD", "dense", "sparse", "SparseSGD"}
+    assert set(found.seconds) == {"anchor", "SGD", "dense", "sparse", "SparseSGD", "AdamW", "columns"}
     assert all(t.queries[-1] >= 400 for t in found.trials)
     assert all(t.losses[0] == found.trials[0].losses[0] for t in found.trials)  # from one point
     assert found.best_dense.lowest < found.trials[0].losses[0]
     assert found.verdict.split(":")[0] in ("yes", "no", "yes in queries, no in time")
+    assert found.memory_verdict.split(":")[0] in ("yes", "no")
+    assert found.seconds_verdict.split(":")[0] in ("yes", "hardly", "no")
+    assert found.bytes["AdamW"] > 4 * 4 * found.d  # weight, gradient and two states
 
 
 def test_every_method_gets_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +212,8 @@ def test_the_model_is_given_back_without_compact_parameters(where: str, monkeypa
     model, loss, data = problem()
     names, before = list(dict(model.named_parameters())), [p.detach().clone() for p in model.parameters()]
     if where == "in a trial":
-        monkeypatch.setattr(inspection_of, "_seconds", lambda params, source: {})
+        monkeypatch.setattr(inspection_of, "step_seconds", lambda params, source: {})
+        monkeypatch.setattr(inspection_of, "adamw_seconds", lambda params, source: {})
 
     def fails(model: nn.Module, batch: Any) -> Tensor:
         if where != "nowhere" and len(list(model.parameters())) > len(names):

@@ -175,7 +175,7 @@ def test_bad_values_are_explained(change: dict, told: str) -> None:
         ({"delta_f": 1e-9}, "the starting point has a gradient this small"),
         ({"outside": 0.1}, "do not depend on outside: they hold if the mean R_j, which silk.Residuals measures, is at"),
         ({"outside": 0.1, "batch_size": 100}, "is above the largest stable lr of"),
-        ({"outside": 0.0, "method": "anchored", "k2": 1, "inner_steps": 2}, "is above the largest stable lr of"),
+        ({"outside": 0.0, "method": "anchored", "k2": 2, "inner_steps": 2}, "is above the largest stable lr of"),
     ],
 )
 def test_values_that_say_little_are_noted(change: dict, told: str) -> None:

@@ -42,22 +42,23 @@ class Ruled(Dressed):
     """One whose weight gets the gradient of selected groups, by the rule for its kind of layer."""
 
     _rule: ClassVar[Rule]
-    _source: Source
+    _source: Source | None = None  # as it is of another module of this class, which somebody has made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self, Ruled):  # somebody kept this method, and the module, or a copy, is ordinary again
             return type(self).forward(self, *args, **kwargs)
-        part = self._source.part() if self._is_open() else None
+        source = self._source
+        part = source.part() if source is not None and self._is_open(source) else None
         output = None if part is None else type(self)._rule(self, part, *args, **kwargs)
         return super().forward(*args, **kwargs) if output is None else output
 
-    def _is_open(self) -> bool:
+    def _is_open(self, source: Source) -> bool:
         weight: Any = self.weight
         if torch.compiler.is_compiling():
             usual = not torch.compiler.is_exporting()
         else:
             usual = not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
-        return usual and torch.is_grad_enabled() and weight.requires_grad and weight is self._source.weight
+        return usual and torch.is_grad_enabled() and weight.requires_grad and weight is source.weight
 
 
 def dress(module: Any, *kinds: type[Dressed], source: Source | None = None, rule: Rule | None = None) -> None:

@@ -48,6 +48,11 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
             "selected within a part, so load it on as many ranks, or begin with a new optimizer"
         )
     for number, (here, there) in enumerate(zip(base.param_groups, state["param_groups"], strict=True)):
+        missing = [name for name in base.defaults if name not in there]
+        if missing and there.keys() - here.keys() - {"selection"}:
+            raise ValueError(
+                f"group {number} of the state has no {missing[0]!r}, it is of another optimizer: construct the same"
+            )
         wrong = [name for name in ("k1", "k2", "groups") if there.get(name) != here[name]]
         if wrong:
             name = wrong[0]

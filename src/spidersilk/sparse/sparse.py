@@ -25,11 +25,11 @@ from spidersilk.sparse.averaging import Averaging
 from spidersilk.sparse.compact import Compact
 from spidersilk.sparse.pieces import Pieces
 from spidersilk.sparse.sharded import rank_of, ranks_of
-from spidersilk.sparse.weights import Weights, check_group, trainable
-from spidersilk.variance.saving import Saves
+from spidersilk.sparse.weights import CLOSED, Weights, check_group, trainable
+from spidersilk.variance.over_base import OverBase
 
 
-class Sparse(Saves):
+class Sparse(OverBase):
     """A torch optimizer that holds gradient and state for the selected entries of each weight alone.
 
     `loss.backward(); optimizer.step(); optimizer.zero_grad()`: a gradient of a weight is read at the selected entries
@@ -40,7 +40,7 @@ class Sparse(Saves):
         like, and with k2=1.0 is trained whole. Vectors of at most 65,536 entries (norms, biases) are trained whole.
     base_class: a torch.optim class; `base_arguments` go to it.
     k1, k2: how many entries of each weight are chosen by the size of their gradient, and at random. A float is a share
-        of the weight, rounded up; an int is a count.
+        of the weight, rounded up; an int is a count. 1.0 is all, 1 is one entry (refused for 1000 entries or more).
     groups: "columns": whole input features of linear layers, input channels of convolutions, rows of embedding tables;
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
@@ -74,14 +74,13 @@ class Sparse(Saves):
         model = model_or_params if isinstance(model_or_params, nn.Module) else None
         self.inner_steps, self.max_norm = inner_steps, max_norm
         self.steps, self.age, self.gradient_queries = 0, 0, 0.0
-        self._base: Optimizer | None = None
         self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups}
         self._pieces = Pieces()
         self._share: Share | None = None  # of this rank, while a closure is called
         self._weights = Weights(model, backend, self._collect)
         given: ParamsT = trainable(model_or_params) if isinstance(model_or_params, nn.Module) else model_or_params
         super().__init__(given, self._shares)
-        weights = self._params()
+        weights = [p for group in self._given for p in group["params"]]
         self._shards, self._rank = ranks_of(weights), rank_of(weights)
         self._workers = Alone() if self._shards > 1 else together.workers_of(process_group)
         self._stream = Stream(self._workers.seed(generator))
@@ -90,8 +89,8 @@ class Sparse(Saves):
         if self._together:
             self._weights.arrived = self._averaging.arrived
         small = [self._stepped(group) for group in self._given]
-        self._base = base_class(small, **bases.arguments_for(base_class, small, base_arguments))
-        self.defaults = self._base.defaults
+        self.base = base_class(small, **bases.arguments_for(base_class, small, base_arguments))
+        self.defaults = self.base.defaults
         if model is not None and self._together:
             together.hide_from_ddp(model, [t for c in self._weights for t in (c.weight, c.param)])
         self._renew()
@@ -99,34 +98,16 @@ class Sparse(Saves):
     # Groups and state are the base's own, so that schedulers and trainers see them.
 
     @property
-    def base(self) -> Optimizer:
-        assert self._base is not None
-        return self._base
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self._given if self._base is None else self._base.param_groups
-
-    @param_groups.setter
-    def param_groups(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self, groups: list[dict[str, Any]]
-    ) -> None:
-        if self._base is None:
-            self._given = groups  # torch's constructor fills a list of its own
-        else:
-            self._base.param_groups = groups
-
-    @property
     def state(self) -> defaultdict[Tensor, Any]:
-        return defaultdict(dict) if self._base is None else self._base.state
+        return self.base.state if hasattr(self, "base") else defaultdict(dict)
 
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if self._base is not None:
-            self._base.state = state
+        if hasattr(self, "base"):
+            self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if self._base is None:
+        if not hasattr(self, "base"):
             super().add_param_group(param_group)
             return
         new = self._stepped(Optimizer([param_group], self._shares).param_groups[0])  # as torch reads it
@@ -140,13 +121,13 @@ class Sparse(Saves):
         return {**group, "params": self._weights.stand_ins(group["params"], *shares)}
 
     def _params(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
+        return [p for group in self.base.param_groups for p in group["params"]]
 
     # What a user asks: how many entries the weights have, how many are trained, and k / d.
 
     d = property(lambda self: self._weights.d)
     k = property(lambda self: self._weights.k)
-    density = property(lambda self: self.k / self.d)
+    density = property(lambda self: self.k / self.d if self.d else 1.0)
 
     @property
     def traffic(self) -> Traffic:
@@ -202,6 +183,7 @@ class Sparse(Saves):
 
     def _renew(self) -> None:
         """Make a new selection of all weights."""
+        self._weights.check_shares(self.param_groups)
         self._stream.next()
         self.age = 0
         if self.steps:
@@ -230,7 +212,7 @@ class Sparse(Saves):
     @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] (a graph would not count steps)
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Callable[[], Any] | None = None, anchor: IsAnchor = None, samples: int | None = None
+        self, closure: Callable[[], object] | None = None, anchor: IsAnchor = None, samples: int | None = None
     ) -> Any:
         """One update with the gradients that have arrived; a closure is called first, and its loss returned.
 
@@ -238,7 +220,7 @@ class Sparse(Saves):
         samples: how many samples the gradients are of, for `gradient_queries`.
         """
         if not self._weights.close.alive:
-            raise RuntimeError("this optimizer is closed, it no longer sees gradients: make a new one")
+            raise RuntimeError(CLOSED)
         if isinstance(anchor, Small):
             raise ValueError("inner_steps = 'auto' of the loader: a fresh gradient has no difference to end a loop by")
         piece = anchor if isinstance(anchor, Anchor) else WHOLE

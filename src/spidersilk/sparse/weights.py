@@ -15,7 +15,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
-from spidersilk.operator.counts import Count, check_count, check_shares
+from spidersilk.layers.dressing import Ruled
+from spidersilk.operator.counts import Count, check_count, check_meant, check_shares
 from spidersilk.operator.dimensions import group_dimension
 from spidersilk.operator.groups import Groups
 from spidersilk.sparse.compact import HALVES, Compact, is_trained_whole
@@ -25,6 +26,7 @@ from spidersilk.variance.flat import is_dense
 
 Owned = list[tuple[nn.Module, str]]
 Collect = Callable[[Compact], None]
+CLOSED = "this optimizer is closed, it no longer sees gradients: make a new one"
 _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly
 
 
@@ -48,7 +50,7 @@ class Weights:
         self._owners = Owners(model)
         self._left_out = WeakTensorKeyDictionary()  # of weights that are frozen: their hook, which warns
         for p in [] if model is None else model.parameters():
-            if p.is_floating_point() and not p.requires_grad:
+            if p.is_floating_point() and not p.requires_grad and not p.is_inference():
                 self._left_out[p] = self._listen(p, _warn_of_left_out)
         optimizer = collect.__self__  # pyright: ignore[reportFunctionMemberAccess]
         self.close = weakref.finalize(optimizer, _let_go, self._handles, self._owners)
@@ -58,6 +60,8 @@ class Weights:
 
     def stand_ins(self, weights: Sequence[Tensor], k1: Count, k2: Count, groups: Groups | None) -> list[Tensor]:
         """What is stepped for these weights: compact parameters; weights that are trained whole as they are."""
+        if not self.close.alive:
+            raise RuntimeError(CLOSED)
         places = self._owners.find(weights)
         return [self._stand_in(weight, k1, k2, groups, places[id(weight)]) for weight in weights]
 
@@ -65,6 +69,7 @@ class Weights:
         _check(weight)
         if weight in self._left_out:
             self._left_out.pop(weight).remove()
+        check_meant(k1, k2, weight.numel(), "entries of a weight")
         part = local(weight)
         self.d += part.numel()
         dimension = _dimension(weight, groups, places)
@@ -78,8 +83,10 @@ class Weights:
         self.by_param[compact.param] = compact
         self._owners.place(compact, places)
         self._listen(weight, self._collect_at(compact))
+        if not any(isinstance(module, Ruled) for module, _ in places):
+            self._handles.append(compact.param.register_hook(_refuse_penalty))
         self._listen(compact.param, self.arrived)
-        _TRAINED[weight] = weakref.ref(self)
+        _TRAINED[weight] = _TRAINED[compact.param] = weakref.ref(self)
         return compact.param
 
     def _collect_at(self, compact: Compact) -> Callable[[Tensor], None]:
@@ -124,6 +131,17 @@ class Weights:
             self._kernels[kind] = backends.find(self._backend, [kind])
         return self._kernels[kind]
 
+    def check_shares(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Refuse k1 and k2 that were changed in a group: the compact parameters have the sizes that they had."""
+        for number, group in enumerate(groups):
+            for compact in filter(None, map(self.by_param.get, group["params"])):
+                for name, made in zip(("k1", "k2"), compact.shares, strict=True):
+                    if group[name] != made:
+                        raise ValueError(
+                            f"{name} of group {number} was changed from {made} to {group[name]}, which has no effect: "
+                            "close() this optimizer and make a new one"
+                        )
+
     @property
     def first_kernels(self) -> Kernels | None:
         return next(iter(self._kernels.values()), None)
@@ -160,6 +178,16 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
     if groups is not None:
         check_shares(k1, k2, groups)
+    elif isinstance(k1, float) and isinstance(k2, float) and k1 + k2 > 1 + 1e-9:
+        raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all entries: lower k2 to at most {1 - k1:g}")
+
+
+def _refuse_penalty(gradient: Tensor) -> Tensor:
+    """Without a layer rule no gradient comes to a compact parameter by back-propagation."""
+    raise RuntimeError(
+        f"a loss uses a compact parameter of {gradient.numel()} values (a penalty over model.parameters()?), which "
+        "counts them twice: leave out the parameters whose names end in '_compact'"
+    )
 
 
 def _warn_of_left_out(weight: Tensor) -> None:

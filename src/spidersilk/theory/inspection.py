@@ -1,15 +1,12 @@
-"""Would this pay for my model? Measures what the methods live on, tries them for a while, and says yes or no."""
+"""Would it fit, and would it pay? Predicts bytes, measures steps, tries the methods for a while, and says yes or no."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -20,16 +17,18 @@ from spidersilk.loop.datasets import count_samples
 from spidersilk.loop.lengths import InnerLength, as_inner_length
 from spidersilk.loop.loader import AnchorLoader
 from spidersilk.operator.sparsity import captured_energy, entropy
-from spidersilk.sparse.optimizers import SparseSGD
+from spidersilk.theory.footprint import capacity, footprints, name_of
 from spidersilk.theory.planner import variance_factor
-from spidersilk.theory.trials import Source, Trial, closure_of, compare, undisturbed, wait
+from spidersilk.theory.step_seconds import adamw_seconds, step_seconds
+from spidersilk.theory.trials import Source, Trial, closure_of, compare, undisturbed
 from spidersilk.variance.divergence import DivergenceError
-from spidersilk.variance.optimizers import SVRG, SparseSVRG
+from spidersilk.variance.optimizers import SVRG
 
 GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 LONGEST = 1000  # N, of a trial
 WORTH = 0.8
-"""A sparse method pays if it needs at most this share of the best dense one's queries."""
+"""A sparse method pays if it needs at most this share: of the best dense one's queries, of AdamW's bytes or seconds."""
+COLUMNS = name_of(0.1, True)
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,30 @@ class Inspection:
     """The variance that rtop with k1 = k2 = k / 2 adds to a difference, over the difference's energy."""
     seconds: dict[str, float]
     trials: list[Trial]
+    bytes: dict[str, int] = field(default_factory=dict)
+    """At the peak of a training step, predicted: of AdamW, SparseAdamW by k, and LoRA by rank."""
+    capacity: int = 0
+    """Bytes of the memory here."""
+
+    @property
+    def memory_verdict(self) -> str:
+        """Would it fit?"""
+        dense, columns, there = self.bytes["AdamW"], self.bytes[COLUMNS], self.capacity
+        share = f"{COLUMNS} needs {columns / dense:.2f} of AdamW's bytes"
+        sizes = f"{_gib(columns)} and {_gib(dense)}, of {_gib(there)} here"
+        if dense > there:
+            fitting = " and ".join(name for name, size in self.bytes.items() if size <= there)
+            answer = "yes" if columns <= there else "no"
+            return f"{answer}: AdamW does not fit, and {fitting or 'none'} would ({sizes})"
+        return f"{'yes' if columns <= WORTH * dense else 'no'}: {share} ({sizes})"
+
+    @property
+    def seconds_verdict(self) -> str:
+        """Would it pay in seconds a step?"""
+        dense, columns = self.seconds["AdamW"], self.seconds["columns"]
+        answer = "yes" if columns <= WORTH * dense else "hardly" if columns < dense else "no"
+        times = f"{1e3 * columns:.3g} and {1e3 * dense:.3g} ms"
+        return f"{answer}: a step of {COLUMNS} takes {columns / dense:.2f} of AdamW's time here ({times})"
 
     @property
     def best_dense(self) -> Trial:
@@ -116,7 +139,7 @@ def inspect(
     budget: float | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Inspection:
-    """Measure whether variance reduction with sparse gradients would pay for this model on this data, here.
+    """Measure whether sparse gradients would pay for this model on this data, here: in bytes, in seconds, and in loss.
 
     loss(model, batch): the mean loss over a batch. data: what an `AnchorLoader` takes: tensors or a map-style data set.
     lr, adam_lr: about those that SGD and AdamW train well with; each method is tried with half of its own, with
@@ -179,6 +202,11 @@ def measure(
     spend = budget * source.samples
     params = [p for p in model.parameters() if p.requires_grad]
     d = sum(p.numel() for p in params)
+    report("memory")
+    batches = source.batches(as_inner_length(10**9), 0)
+    batch = next(batch for batch, is_anchor in batches if not is_anchor)
+    source.prepare(None)
+    sizes = footprints(model, lambda: source.loss(batch, None))
     report("gradients")
     with undisturbed(model):
         try:
@@ -186,10 +214,13 @@ def measure(
         except DivergenceError as error:
             raise ValueError(f"lr = {lr:g}: the gradients already overflow in a few steps of SVRG; lower it") from error
     with undisturbed(model):
-        seconds = _seconds(params, source)
+        seconds = step_seconds(params, source)
+    with undisturbed(model):
+        seconds |= adamw_seconds(params, source)
     factors = {k: variance_factor(d, *_halves(k, d)) * (1 - shares["half"][k]) for k in GRID}
     trials = compare(model, source, lr, adam_lr, spend, report)
-    return Inspection(d, source.samples, bits, shares["difference"], shares["gradient"], factors, seconds, trials)
+    shown = shares["difference"], shares["gradient"], factors, seconds, trials
+    return Inspection(d, source.samples, bits, *shown, sizes, capacity(params[0].device))
 
 
 def _captured(params: Sequence[Tensor], source: Source, lr: float) -> tuple[dict, float]:
@@ -239,38 +270,5 @@ def _halves(k: float, d: int) -> tuple[int, int]:
     return min(k1, d), min(k1, d - min(k1, d))
 
 
-def _seconds(params: Sequence[Tensor], source: Source, repeats: int = 5) -> dict[str, float]:
-    """Median seconds of one step of each kind, taken in turns, with a step size of 0."""
-    device = params[0].device
-    dense, sparse, sgd = SVRG(params, lr=0.0), SparseSVRG(params, lr=0.0), torch.optim.SGD(params, lr=0.0)
-    source.prepare("anchor")
-    batches = source.batches(as_inner_length(2), 0)
-
-    def timed(step: Callable[[], Any]) -> float:
-        for p in params:
-            p.grad = None
-        wait(device)
-        start = time.perf_counter()
-        step()
-        wait(device)
-        return time.perf_counter() - start
-
-    taken: dict[str, list[float]] = defaultdict(list)
-    for turn in range(repeats + 1):
-        anchor, small = (closure_of(source, sgd, next(batches)[0]) for _ in range(2))
-        timed(lambda c=anchor: sparse.step(c, anchor=True))
-        kinds: dict[str, Callable[[], Any]] = {
-            "anchor": lambda c=anchor: dense.step(c, anchor=True),
-            "SGD": lambda c=small: (c(), sgd.step()),
-            "dense": lambda c=small: dense.step(c, anchor=False),
-            "sparse": lambda c=small: sparse.step(c, anchor=False),
-        }
-        for name, step in kinds.items():
-            spent = timed(step)
-            if turn:
-                taken[name].append(spent)
-        with closing(SparseSGD(params, lr=0.0, inner_steps=None)) as fresh:  # it takes the gradients of the others
-            spent = timed(partial(fresh.step, small))
-        if turn:
-            taken["SparseSGD"].append(spent)
-    return {name: statistics.median(values) for name, values in taken.items()}
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 2**28 else f"{size / 2**20:.3g} MiB"

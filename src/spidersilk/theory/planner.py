@@ -12,7 +12,7 @@ from functools import partial
 
 from spidersilk.checks import check_choice, check_positive_int
 from spidersilk.loop.step_size import theorem_1_step
-from spidersilk.operator.counts import Count, resolve_counts
+from spidersilk.operator.counts import Count, check_meant, resolve_counts
 
 METHODS = ("recursive", "anchored", "selected")
 LARGEST = 1e30  # of a constant; the smallest is its inverse
@@ -118,6 +118,7 @@ def plan(
     check_outside(outside)
     if inner_steps is not None and not 0 < inner_steps < math.inf:
         raise ValueError(f"inner_steps = {inner_steps} must be positive: None takes the paper's B d / (b k)")
+    check_meant(k1, k2, d)
     top, random = resolve_counts(k1, k2, d)
     if top == d:
         top, random = 0, d  # all of them, whichever way they were asked for

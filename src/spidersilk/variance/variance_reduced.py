@@ -26,7 +26,7 @@ from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
 from spidersilk.variance.measures import Measures
 from spidersilk.variance.method import Choose, Method, Move, check_base, check_model
-from spidersilk.variance.over_base import CHANGED, OverBase
+from spidersilk.variance.over_base import CHANGED, OverGivenBase
 from spidersilk.variance.rank_facts import facts_of
 from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler, refuse_skipped_batches
 from spidersilk.variance.saving import check_base_state, check_counted, check_engine_state, check_settings
@@ -35,7 +35,7 @@ from spidersilk.variance.two_point import Closure, Point
 from spidersilk.variance.watch import Watch
 
 
-class VarianceReduced(CountsLoops, OverBase):
+class VarianceReduced(CountsLoops, OverGivenBase):
     """Gives any `torch.optim` optimizer a variance-reduced, optionally sparse, gradient estimate to step with.
 
     base_optimizer: what moves the parameters: SGD for the paper's algorithms, momentum, AdamW, a fused one.

@@ -106,8 +106,13 @@ def tune_command(
     settings: Settings = None,
     methods: Annotated[str | None, typer.Option("--methods", help="names, separated by commas; all without it")] = None,
     trials: Annotated[int, typer.Option("--trials", min=1, max=1000, help="how many for each method")] = 8,
-    budget: Annotated[float, typer.Option("--budget", help="gradient queries for a trial, in N")] = 1.0,
+    budget: Annotated[float | None, typer.Option("--budget", help="gradient queries for a trial, in N (1)")] = None,
     final_budget: Annotated[float | None, typer.Option(help="for the best of each (four times a trial's)")] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", help="of all runs, in place of a budget; 200,600: both")
+    ] = None,
+    final_steps: Annotated[int | None, typer.Option(help="for the best of each (as many as a trial's)")] = None,
+    trials_of: Annotated[Path | None, typer.Option(help="a tuning's file whose trials serve here too")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="how many, for the best of each")] = 3,
     jobs: Jobs = 1,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
@@ -120,10 +125,13 @@ def tune_command(
 ) -> None:
     """The same number of trials for every method, then the best of each over seeds: queries and seconds to a target."""
     from spidersilk.lab.commands import tune
+    from spidersilk.lab.experiments.tuning import Tuning
 
     base = tune.base_of(task, settings or [], device, data_dir)
-    path = tune.path_of(base, to, name)
-    made = tune.tuning_of(base, methods, trials, budget, final_budget, seeds, path)
+    chosen, lengths = tune.methods_of(task, methods), tune.Lengths(budget, final_budget, steps, final_steps).each(task)
+    paths = [tune.path_of(base, to, name, length) for length in lengths]
+    made = [Tuning(base, chosen, trials, seeds=seeds, path=path, trials_of=trials_of, **length)
+            for path, length in zip(paths, lengths, strict=True)]  # fmt: skip
     tune.tune(made, out, jobs=jobs, resume=resume, time_limit=time_limit)
 
 
@@ -168,11 +176,11 @@ def reproduce_command(
 
 
 @app.command("demo", epilog="Example: spidersilk demo")
-def demo_command(out: Folder = Path("runs/demo"), jobs: Jobs = 1) -> None:
-    """Five optimizers on embedded data at equal queries: tables here, and an HTML report."""
-    from spidersilk.lab.commands import reproduce as command
+def demo_command(out: Folder = Path("runs/demo")) -> None:
+    """Two minutes on embedded data: a GPT fine-tuned in a sixth of AdamW's bytes, SVRG's win, Algorithm 1's step."""
+    from spidersilk.lab.commands import demo
 
-    command.run(command.demo_request(out, jobs))
+    demo.run(out)
 
 
 @app.command("report", epilog="Example: spidersilk report runs/compare")
@@ -230,7 +238,7 @@ def inspect_command(
     data_dir: DataDir = None,
     save: Annotated[Path | None, typer.Option("--save", help="write the measurements to this JSON file")] = None,
 ) -> None:
-    """Would it pay? Entropy, captured energy, variance, seconds a step, short trials, and a yes or no."""
+    """Would it fit, and would it pay? Bytes by method, seconds a step, short trials, and a yes or no for each."""
     from spidersilk.lab.commands import inspection
 
     inspection.inspect(target, lr, adam_lr, budget, settings or [], data_dir, save)

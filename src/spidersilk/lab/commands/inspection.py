@@ -1,4 +1,4 @@
-"""`inspect`: would sparse gradients pay?"""
+"""`inspect`: would it fit, and would sparse gradients pay?"""
 
 from __future__ import annotations
 
@@ -174,14 +174,35 @@ def show(result: Inspection) -> None:
     show_table("time of one step here, in steps of SGD on a small batch", ["", *result.seconds], [seconds])
     head = ["method", "lr", "lowest loss", "queries, of the best's", "seconds, of the fastest's"]
     show_table("to the best dense method's loss", head, trials)
-    console.print(f"[bold]{result.verdict}[/bold]")
+    dense = result.bytes["AdamW"]
+    sizes = [[name, f"{size / 2**20:,.1f}", f"{size / dense:.2f}", "yes" if size <= result.capacity else "no"]
+             for name, size in result.bytes.items()]  # fmt: skip
+    head = ["method", "MiB at the peak of a step", "of AdamW's", f"fits in {result.capacity / 2**30:.1f} GiB"]
+    show_table("memory, predicted", head, sizes)
+    answers = [
+        ["Would it fit in less?", result.memory_verdict],
+        ["Would a step take less time?", result.seconds_verdict],
+        ["Would training need less?", result.verdict],
+    ]
+    show_table("the answers", ["question", "here"], answers)
 
 
 def save_inspection(result: Inspection, path: Path) -> None:
     """The measurements with their provenance."""
-    names = ("d", "samples", "entropy", "captured", "captured_gradient", "variance_factor", "seconds")
+    names = (
+        "d",
+        "samples",
+        "entropy",
+        "captured",
+        "captured_gradient",
+        "variance_factor",
+        "seconds",
+        "bytes",
+        "capacity",
+    )
     trials = [vars(t) | {"queries_share": result.queries(t), "seconds_share": result.time(t)} for t in result.trials]
-    figures = {name: getattr(result, name) for name in names} | {"trials": trials, "verdict": result.verdict}
+    verdicts = {name: getattr(result, name) for name in ("verdict", "memory_verdict", "seconds_verdict")}
+    figures = {name: getattr(result, name) for name in names} | {"trials": trials} | verdicts
     record = {"command": command(), "seeds": [0], "versions": versions(), "machine": machine(team().device("auto"))}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(plain(record | {"figures": figures}, 10), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Whole experiments: `reproduce` and `demo`. Plan, execute, collect, render."""
+"""Whole experiments of the paper: plan, execute, collect, render."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from spidersilk.lab.commands.arguments import check_data_dir, check_folder, check_time_limit
 from spidersilk.lab.commands.output import console, finish, show_table
 from spidersilk.lab.experiments.ablations import ablations
-from spidersilk.lab.experiments.paper import Experiments, demo, experiments
+from spidersilk.lab.experiments.paper import Experiments, experiments
 from spidersilk.lab.experiments.plan import PlannedRun, all_runs, choose, load_collected, make_plan, path_of
 from spidersilk.lab.report import html
 from spidersilk.lab.report.evidence import make_chapter
@@ -131,11 +130,6 @@ def run(request: Request, checked: bool = False) -> None:
         check_runs([planned.run for planned in plan if planned.run is not None])
     summaries = reproduce(request, console)
     finish(summaries.items(), ("finished", "diverged", "collapsed"))  # these are results, and the report has them
-
-
-def demo_request(out: Path, jobs: int) -> Request:
-    torch.set_num_threads(1)
-    return Request({"demo": demo()}, out, "spidersilk demo", jobs, overwrite=True)
 
 
 def chosen(

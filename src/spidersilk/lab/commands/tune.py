@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from spidersilk.lab.commands.arguments import check_data_dir, check_file, check_folder, check_time_limit
 from spidersilk.lab.commands.output import console, show_table
-from spidersilk.lab.experiments import grid, tuning
+from spidersilk.lab.experiments import grid, tuner, tuning
 from spidersilk.lab.experiments.tuning import Tuning
 from spidersilk.lab.report import tuned
 from spidersilk.lab.run.check import check_runs
 from spidersilk.lab.run.config import SETTINGS, RunConfig, apply_settings
 from spidersilk.lab.run.machine import command
 from spidersilk.lab.run.methods import find
+from spidersilk.lab.settings import Whole
 from spidersilk.lab.tasks import find as find_task
 
 
@@ -30,39 +32,80 @@ def base_of(task: str, settings: Sequence[str], device: str, data_dir: Path | No
     return replace(base, options=find_task(task).completed_options(base.options, base.data_dir))
 
 
-def path_of(base: RunConfig, to: Path, name: str | None) -> Path:
-    """The file of a tuning."""
+@dataclass(frozen=True)
+class Lengths:
+    """How long trials and final runs are: queries over N, or numbers of steps, one tuning for each."""
+
+    budget: float | None
+    final_budget: float | None
+    steps: str | None
+    final_steps: int | None
+
+    def each(self, task: str) -> list[dict[str, Any]]:
+        """The arguments of `Tuning`, tuning by tuning."""
+        if self.steps is None:
+            if self.final_steps is not None:
+                raise ValueError(f"--final-steps {self.final_steps} goes with --steps: give both")
+            budget = 1.0 if self.budget is None else self.budget
+            SETTINGS["budget"].check("--budget", budget)
+            longest = 4 * budget if self.final_budget is None else self.final_budget
+            SETTINGS["budget"].check("--final-budget", longest)
+            return [{"budget": budget, "final_budget": longest}]
+        if self.budget is not None or self.final_budget is not None:
+            raise ValueError(f"--steps {self.steps} and --budget both say how long runs are: give one of them")
+        if task == "logistic":
+            raise ValueError("--steps: step sizes of logistic's trials fall by the epoch: give --budget")
+        made = []
+        for text in self.steps.split(","):
+            steps = Whole(low=1).parse("--steps", text)
+            final = Whole(low=1).check("--final-steps", steps if self.final_steps is None else self.final_steps)
+            made.append({"budget": 0.0, "final_budget": 0.0, "steps": steps, "final_steps": final})
+        return made
+
+
+def path_of(base: RunConfig, to: Path, name: str | None, length: dict[str, Any]) -> Path:
+    """The file of a tuning; one at equal steps says how many."""
     file = tuning.default_name(base) if name is None else SETTINGS["name"].parse("--name", name)
-    path = to / f"{file.removesuffix('.json')}.json"
+    steps = f"_{length['final_steps']}" if length.get("steps") else ""
+    path = to / f"{file.removesuffix('.json')}{steps}.json"
     check_file("--to", path)
     return path
 
 
-def tuning_of(
-    base: RunConfig, methods: str | None, trials: int, budget: float, final: float | None, seeds: int, path: Path
-) -> Tuning:
-    chosen: list[str] = list(grid.METHODS) if methods is None else [name.strip() for name in methods.split(",")]
+def methods_of(task: str, methods: str | None) -> list[str]:
+    if methods is None:
+        return list(grid.methods_of(task))
+    chosen = [name.strip() for name in methods.split(",")]
     for method in chosen:
         find(method)
         if chosen.count(method) > 1:
             raise ValueError(f"--methods {methods}: {method} comes twice")
-    SETTINGS["budget"].check("--budget", budget)
-    longest = 4 * budget if final is None else final
-    SETTINGS["budget"].check("--final-budget", longest)
-    return Tuning(base, chosen, trials, budget, longest, seeds, path)
+    return chosen
 
 
-def tune(made: Tuning, out: Path, *, jobs: int, resume: bool, time_limit: float | None) -> None:
-    """Tune, print the table, and exit with 1 if not all runs were done."""
+def tune(tunings: list[Tuning], out: Path, *, jobs: int, resume: bool, time_limit: float | None) -> None:
+    """Tune, print the tables, and exit with 1 if not all runs were done."""
     check_folder("--out", out)
     check_time_limit(time_limit)
-    check_runs({method: config for method, _, config in made.next_round()}.values())
-    how = {"jobs": jobs, "resume": resume, "command": command(), "time_limit": time_limit}
-    whole = tuning.tune(made, made.folder(out), console, **how)
-    record = json.loads(made.path.read_text())
+    for made in tunings:
+        if made.trials_of is not None and not made.trials_of.is_file():
+            raise ValueError(f"--trials-of {made.trials_of}: there is no such file")
+        check_runs({method: config for method, _, config in made.next_round()}.values())
+    until = None if time_limit is None else time.time() + time_limit
+    whole = True
+    for made in tunings:
+        left = None if until is None else until - time.time()
+        how = {"jobs": jobs, "resume": resume, "command": command(), "time_limit": left}
+        done = tuner.tune(made, made.folder(out), console, **how)
+        show(made, done)
+        whole &= done
+    if not whole:
+        raise typer.Exit(1)
+
+
+def show(made: Tuning, done: bool) -> None:
+    record = tuning.read(made.path)
     show_table(tuned.title(record), *tuned.table(record))
     if edges := tuned.edges(record):
         console.print(f"the best step size is the smallest or largest tried: {edges}; more --trials may improve it")
-    console.print(f"{'all' if whole else 'not all'} runs were done; {made.path}", soft_wrap=True)
-    if not whole:
-        raise typer.Exit(1)
+    console.print(f"{'all' if done else 'not all'} runs were done; {made.path}", soft_wrap=True)

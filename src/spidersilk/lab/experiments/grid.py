@@ -26,7 +26,12 @@ LOOPS: dict[str, dict[str, int | str]] = {
     "finetune": {"svrg": 10, "spiderboost": 10, "sparse-spiderboost": 10, "sparse-svrg": "auto"},
     "logistic": {"sparse-sgd": 50, "sparse-adamw": 50},
 }
-FRESH = ("sparse-sgd", "sparse-adamw")  # at an anchor they make a new selection, so it need not be large
+RIVALS = ("in-backward", "adamw-8bit", "lora", "galore", "apollo-mini", "badam")  # of fine-tuning
+FRESH = (
+    "sparse-sgd",
+    "sparse-adamw",
+    "sparse-adamw-columns",
+)  # at an anchor they make a new selection, so it need not be large
 FIRST, SECOND = 3, 2  # trials in each of the first two rounds
 Settings = dict[str, Any]
 
@@ -44,6 +49,11 @@ class Trial:
         return self.settings["lr"]
 
 
+def methods_of(task: str) -> tuple[str, ...]:
+    """Those that are tuned for a task unless others are named."""
+    return ("adamw", *RIVALS, "sparse-adamw", "sparse-adamw-columns") if task == "finetune" else METHODS
+
+
 def start(task: str, method: str) -> Settings:
     """The settings at the centre."""
     defaults = RunConfig(task, method).completed()
@@ -55,8 +65,31 @@ def start(task: str, method: str) -> Settings:
     return settings
 
 
+def _arguments(*each: Settings) -> list[Settings]:
+    return [{"arguments": one} for one in each]
+
+
+_ADAM = _arguments({"weight_decay": 0.1}, {"weight_decay": 0.0}, {"beta2": 0.95})
+_LONGER: list[Settings] = [{"inner_steps": 50}, {"inner_steps": 10**6}, {"k1": 0.05, "k2": 0.05}]
+# At equal steps all have the same batch. What else each paper tunes:
+FINE_TUNING: dict[str, list[Settings]] = {
+    "adamw": _ADAM,
+    "in-backward": _ADAM,
+    "adamw-8bit": _ADAM,
+    "lora": _arguments({"rank": 16}, {"alpha": 128}, {"alpha": 32}),
+    "galore": _arguments({"update_proj_gap": 50}, {"scale": 1.0}, {"rank": 256}),
+    "apollo-mini": _arguments({"scale": 32}, {"update_proj_gap": 50},
+                              {"rank": 64, "scale_type": "channel", "scale": 1}),
+    "badam": _arguments({"switch_block_every": 50}, {"switch_block_every": 20}, {"switch_mode": "descending"}),
+    "sparse-adamw": _LONGER,
+    "sparse-adamw-columns": _LONGER,
+}  # fmt: skip
+
+
 def variants(task: str, method: str) -> list[Settings]:
     """What is tried for a method besides the step size."""
+    if task == "finetune" and method in FINE_TUNING:
+        return FINE_TUNING[method]
     config = replace(RunConfig(task, method), **start(task, method)).completed()
     b, m = config.batch_size or 1, config.inner_steps
     half, quarter = {"batch_size": max(1, b // 2)}, {"batch_size": max(1, b // 4)}
@@ -104,6 +137,23 @@ def following(task: str, method: str, tried: list[Trial], allowed: int) -> list[
         new = [{k: v for k, v in settings.items() if k != "lr_factor"} for settings in new]
         return new[:left] or _closer(best, tried)[:left]
     return _closer(best, tried)[:left]
+
+
+def following_rate(centre: float, losses: dict[float, float]) -> list[float]:
+    """The step sizes to try next, where nothing else is tuned: three four times apart, then one further out while the
+    best of at most five is at the edge. `losses` are those of the step sizes so far."""
+    missing = [lr for lr in (round_rate(centre * f) for f in (0.25, 1.0, 4.0)) if lr not in losses]
+    if missing or len(losses) >= FIRST + SECOND:
+        return missing
+    best = min(losses, key=lambda lr: losses[lr])
+    if not math.isfinite(losses[best]):
+        return [round_rate(min(losses) / 4)]
+    return [round_rate(best * f) for edge, f in ((min(losses), 0.25), (max(losses), 4.0)) if best == edge]
+
+
+def round_rate(lr: float) -> float:
+    """As it is written in names and files."""
+    return float(f"{lr:.6g}")
 
 
 def _closer(best: Trial, tried: list[Trial]) -> list[Settings]:

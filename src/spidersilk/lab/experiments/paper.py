@@ -1,4 +1,4 @@
-"""The runs of the paper's table and figures, at the paper's size or a laptop's, its claims, and the demo's runs."""
+"""The runs of the paper's table and figures, at the paper's size or a laptop's, and its claims."""
 
 from __future__ import annotations
 
@@ -176,26 +176,3 @@ def sparsity(smoke: bool) -> list[Part]:
             )
         )
     return parts
-
-
-def demo() -> list[Part]:
-    """Logistic regression and a small network on embedded data, five optimizers at equal queries.
-
-    Each step size is the best of 0.02, 0.05, 0.1, 0.2, 0.5, 1 and 2 for its method by the last value at this budget;
-    for the convex problem, of ten times these.
-    """
-
-    def runs(key: str, task: str, common: Values, rates: tuple[float, ...], loop: int) -> list[RunConfig]:
-        special: dict[str, Values] = {name: {"lr": lr} for name, lr in zip(METHODS, rates, strict=True)}
-        special["sparse-sgd"]["inner_steps"] = loop
-        return _runs(key, task, True, common, special)
-
-    convex: Values = {"options": {"data": "breast-cancer"}, "budget": 30.0, "eval_every": 0.75, "batch_size": 10}
-    network: Values = {"options": {"model": "fc", "data": "digits"}, "budget": 10.0, "eval_every": 0.25}
-    network |= {"batch_size": 50, "anchor_batch_size": 500}
-    first = runs("logistic", "logistic", convex, (0.5, 10.0, 2.0, 2.0, 5.0), 50)
-    second = runs("network", "image", network, (0.1, 0.05, 0.02, 0.1, 0.1), 30)
-    return [
-        Part("logistic", "Logistic regression, breast cancer data", first, []),
-        Part("network", "Two-layer network on digits", second, []),
-    ]

@@ -1,4 +1,8 @@
-"""Fair tuning: every method gets the same number of trials, and the best of each runs again over seeds to a target."""
+"""Fair tuning: every method gets the same number of trials, and the best of each runs again over seeds to a target.
+
+Runs end at a budget of queries, or all after the same number of steps. The file is written after each run, so a tuning
+that was killed goes on with what it has, also on another machine.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,36 @@ import hashlib
 import json
 import math
 import re
-import statistics
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from spidersilk.lab.experiments.grid import PLAIN, Settings, Trial, at_edge, following, of_run, start
-from spidersilk.lab.run import batch, collect
+from spidersilk.lab.experiments.costs import costs, rounded, target, target_at_steps
+from spidersilk.lab.experiments.grid import Settings, Trial, at_edge, following, of_run, start
+from spidersilk.lab.run import collect
 from spidersilk.lab.run.config import RunConfig
-from spidersilk.lab.run.curve import Curve, load_run, metric_of
-from spidersilk.lab.run.folder import FINISHED, Summary, write_atomically
+from spidersilk.lab.run.curve import Curve
+from spidersilk.lab.run.folder import Summary, write_atomically
 from spidersilk.lab.run.machine import machine, revision, versions
 from spidersilk.lab.run.team import team
+from spidersilk.lab.tasks import Task, find
 
 EVALUATIONS = 80  # of a final run; all are kept, so costs to a target are exact to 1/80 of the budget
+AT_STEPS = 20  # the same of runs of equally many steps
+SAME_START = 0.005  # by how much the losses of pretrained starts may differ that were made by the same recipe
 _LOCAL = ("optimizer", "name", "label", "device", "data_dir", "eval_every", "checkpoint_every", "tensorboard")
-_TUNED = ("lr", "batch_size", "anchor_batch_size", "inner_steps", "k1", "k2", "lr_milestones", "inner_lr_end")
+_TUNED = (
+    "lr",
+    "arguments",
+    "batch_size",
+    "anchor_batch_size",
+    "inner_steps",
+    "k1",
+    "k2",
+    "lr_milestones",
+    "inner_lr_end",
+)
 Record = dict[str, Any]
 """What results/tune/tune_*.json holds of a tuning, or of one of its methods."""
 
@@ -41,9 +55,14 @@ class Tuning:
     final_budget: float
     seeds: int
     path: Path
+    steps: int = 0  # of a trial, in place of its budget
+    final_steps: int = 0
+    trials_of: Path | None = None  # a file whose trials serve here too, if there is none yet
     tried: dict[str, list[Trial]] = field(default_factory=dict)
     finals: dict[str, collect.Packed] = field(default_factory=dict)
     dropped: dict[str, Record] = field(default_factory=dict)
+    outcomes: dict[str, Record] = field(default_factory=dict)  # of the trials of rounds that are not at their end
+    start_loss: float | None = None  # of the pretrained start, if the task has one
 
     @property
     def known(self) -> list[str]:
@@ -54,12 +73,14 @@ class Tuning:
 
     def load(self) -> None:
         """Read the trials and final runs of the file; raise ValueError if its conditions differ."""
-        if not self.path.is_file():
+        path = self.path if self.path.is_file() else self.trials_of
+        if path is None:
             return
-        saved = read(self.path)
+        saved: Record = {**read(path), **({} if path is self.path else {"runs": []})}
         if saved["conditions"] != self.conditions():
             differ = f"trials under other conditions, {saved['conditions']} and not {self.conditions()}"
-            raise ValueError(f"{self.path} has {differ}: move it away, or give another --to")
+            raise ValueError(f"{path} has {differ}: move it away, or give another --to")
+        self.outcomes, self.start_loss = dict(saved.get("outcomes", {})), saved.get("start_loss")
         for method, record in saved["methods"].items():
             trials = [Trial(t["settings"], _number(t["loss"]), t["status"]) for t in record["trials"]]
             if not trials or trials[0].settings == start(self.base.task, method):
@@ -67,36 +88,45 @@ class Tuning:
             else:
                 self.dropped[method] = record  # of another grid: kept in the file until the method is tuned again
         self.finals = {run["name"]: run for run in saved["runs"]}
-        seeds, length = len(saved["seeds"]), saved["final_budget"]
+        seeds, length, steps = len(saved["seeds"]), saved["final_budget"], saved.get("final_steps", 0)
         if self.finals and seeds > self.seeds:
             raise ValueError(f"{self.path} has final runs of {seeds} seeds: give --seeds {seeds} or more")
-        if self.finals and length != self.final_budget:
+        if self.finals and steps != self.final_steps:
+            differ = f"final runs of {steps:,} steps and not {self.final_steps:,}"
+            raise ValueError(f"{self.path} has {differ}: give another --name, or move it away")
+        if self.finals and not steps and length != self.final_budget:
             differ = f"final runs to {length:g} N and not {self.final_budget:g} N"
             raise ValueError(f"{self.path} has {differ}: give another --name, or move it away")
 
     def conditions(self) -> Settings:
         """What all trials have in common."""
-        main = {"task": self.base.task, "options": self.base.options, "budget": self.budget, "seed": self.base.seed}
+        length = {"steps": self.steps} if self.steps else {"budget": self.budget}
+        main = {"task": self.base.task, "options": self.base.options, **length, "seed": self.base.seed}
         defaults, settings = asdict(RunConfig(self.base.task, "sgd")), asdict(self.base)
         return main | {k: v for k, v in settings.items() if v != defaults[k] and k not in {*main, *_LOCAL}}
 
     def folder(self, out: Path) -> Path:
         """The folder of the runs; runs under other conditions have another one."""
-        conditions = json.dumps([self.conditions(), self.final_budget], sort_keys=True)
+        final = self.final_steps or self.final_budget
+        conditions = json.dumps([self.conditions(), final], sort_keys=True)
         return out / f"{self.path.stem}-{hashlib.sha256(conditions.encode()).hexdigest()[:8]}"
 
     def save(self, command: str) -> None:
-        costs = self.costs()
+        curves, metric, goal = {m: self.curves(m) for m in self.known}, self.metric, self.target()
+        costly = costs(curves, metric, goal, self.seeds)
         unchanged = {method: record for method, record in self.dropped.items() if method not in self.tried}
-        methods = unchanged | {m: self._record(m) | costs.get(m, {}) for m in self.tried}
+        methods = unchanged | {m: self._record(m) | costly.get(m, {}) for m in self.tried}
         record = {
             "command": command,
             "conditions": self.conditions(),
             "trials": self.trials,
             "final_budget": self.final_budget,
             "seeds": list(range(1, self.seeds + 1)),
-            "target": _rounded(self.target()),
-            "metric": self.metric(),
+            "target": rounded(goal),
+            "metric": metric,
+            **({"final_steps": self.final_steps} if self.steps else {}),
+            **({"outcomes": self.outcomes} if self.outcomes else {}),
+            **({"start_loss": self.start_loss} if self.start_loss is not None else {}),
             "versions": {**versions(), "revision": revision()},
             "machine": machine(team().device(self.base.device)),
             "methods": methods,
@@ -106,7 +136,7 @@ class Tuning:
         runs = ",\n".join(json.dumps(self.finals[name]) for name in sorted(current & self.finals.keys()))
         text = json.dumps(record, indent=1)[:-2] + f',\n "runs": [\n{runs}\n]\n}}\n'
         new, old = json.loads(text), json.loads(self.path.read_text()) if self.path.is_file() else {}
-        if all(new[key] == old.get(key) for key in new if key not in ("command", "versions", "machine")):
+        if all(new.get(key) == old.get(key) for key in {*new, *old} - {"command", "versions", "machine"}):
             return  # nothing changed: keep the original provenance
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, text.encode())
@@ -114,9 +144,9 @@ class Tuning:
     def _record(self, method: str) -> Record:
         tried, best = self.tried[method], self.best(method)
         return {
-            "trials": [{"settings": t.settings, "loss": _rounded(t.loss), "status": t.status} for t in tried],
+            "trials": [{"settings": t.settings, "loss": rounded(t.loss), "status": t.status} for t in tried],
             "best": None if best is None else best.settings,
-            "loss": None if best is None else _rounded(best.loss),
+            "loss": None if best is None else rounded(best.loss),
             "edge": at_edge(tried) if tried else "",
         }
 
@@ -135,110 +165,72 @@ class Tuning:
         trials = []
         for method in self.methods:
             new = following(self.base.task, method, self.tried.get(method, []), self.trials)
-            trials += [(method, s, self._config(method, s, self.budget, self.base.seed)) for s in new]
+            trials += [(method, s, self._config(method, s, False, self.base.seed)) for s in new]
         return trials
 
     def final_runs(self, methods: Iterable[str]) -> list[RunConfig]:
         """Each method's best settings, once for each seed; the trials had seed 0, so these start at 1."""
         seeds = range(self.base.seed + 1, self.base.seed + self.seeds + 1)
         bests = [(method, best.settings) for method in methods if (best := self.best(method)) is not None]
-        return [self._config(*best, self.final_budget, seed, EVALUATIONS) for seed in seeds for best in bests]
+        return [self._config(*best, True, seed) for seed in seeds for best in bests]
 
-    def _config(self, method: str, settings: Settings, budget: float, seed: int, evaluations: int = 1) -> RunConfig:
+    def _config(self, method: str, settings: Settings, final: bool, seed: int) -> RunConfig:
+        budget, steps = (self.final_budget, self.final_steps) if final else (self.budget, self.steps)
         run = {"optimizer": method, **of_run(settings, self.final_budget)}
         words = "-".join(f"{k}{v:.6g}" if isinstance(v, float) else f"{k}{v}" for k, v in sorted(settings.items()))
-        run |= {"name": re.sub(r"[^\w.+-]", "", f"{method}-{words}-to{budget:g}-seed{seed}"), "seed": seed}
+        length = f"{steps}steps" if steps else f"{budget:g}"
+        run |= {"name": re.sub(r"[^\w.+-]", "", f"{method}-{words}-to{length}-seed{seed}"), "seed": seed}
         run |= {"label": f"{method}, lr {settings['lr']:.3g}", "checkpoint_every": 1e9}
-        return replace(self.base, **run, budget=budget, eval_every=budget / evaluations)
+        if steps:
+            run |= {"steps": steps, "evaluations": AT_STEPS if final else 1, "checkpoint_every": 60.0}
+        else:
+            run |= {"budget": budget, "eval_every": budget / (EVALUATIONS if final else 1)}
+        return replace(self.base, **run)
 
-    # Costs to the target.
+    # Final runs.
 
     def curves(self, method: str) -> list[Curve]:
         """The final runs of a method with its best settings."""
         wanted = self.final_runs([method])
         return [collect.unpack(self.finals[c.name]) for c in wanted if collect.is_done(c, self.finals)]
 
+    @property
     def metric(self) -> str:
-        return metric_of(c for method in self.known for c in self.curves(method))
+        return find(self.base.task).judged_by
 
     def target(self) -> float:
-        """The lowest loss that every seed of a plain method reached: of the method where that is lowest."""
-        metric = self.metric()
-        plain = [self.curves(method) for method in self.known if method in PLAIN]
-        worst = [max(_lowest(c, metric) for c in curves) for curves in plain if len(curves) == self.seeds]
-        return min(worst, default=math.inf)
+        curves = {method: self.curves(method) for method in self.known}
+        return (target_at_steps if self.steps else target)(curves, self.metric, self.seeds)
 
-    def costs(self) -> dict[str, Record]:
-        """Medians over seeds of queries and seconds to the target, and their ratios to the best plain method's."""
-        target, metric = self.target(), self.metric()
-        records: dict[str, Record] = {}
-        for method, curves in ((method, self.curves(method)) for method in self.known):
-            if not curves:
-                continue
-            known = math.isfinite(target)  # not before one plain method has all its seeds
-            costs = [c.cost(metric, target) if known else None for c in curves]
-            medians = [statistics.median(math.inf if c is None else c[i] for c in costs) for i in (0, 1)]
-            records[method] = {
-                "queries": medians[0],
-                "seconds": medians[1],
-                "each": [None if c is None else [round(c[0], 4), round(c[1], 3)] for c in costs],
-                "lowest": [_rounded(_lowest(c, metric)) for c in curves],
-                "diverged": sum(c.status == "diverged" for c in curves),
-            }
-        whole = [records[m] for m in PLAIN if m in records and len(records[m]["each"]) == self.seeds]
-        for unit in ("queries", "seconds"):
-            base = min((record[unit] for record in whole), default=math.inf)
-            for record in records.values():
-                record[f"{unit}_ratio"] = _rounded(record[unit] / base if 0 < base < math.inf else math.inf)
-        return {m: r | {unit: _rounded(r[unit]) for unit in ("queries", "seconds")} for m, r in records.items()}
+    # Runs that have ended.
 
-
-def tune(
-    tuning: Tuning, folder: Path, console: Console, *, jobs: int, resume: bool, command: str, time_limit: float | None
-) -> bool:
-    """All trials, round by round, then the final runs; returns whether all were done within the time limit."""
-    if resume:
-        tuning.load()
-        if tuning.dropped:
-            console.print(f"trials of another grid, to be repeated: {', '.join(tuning.dropped)}")
-    elif tuning.path.is_file():
-        raise ValueError(f"{tuning.path} is there already: give --resume to go on with it, or another --to")
-    until = None if time_limit is None else time.time() + time_limit
-    with batch.Pool() as pool:
-
-        def do(configs: list[RunConfig], title: str) -> list[Summary]:
-            console.print(f"{title}: {len(configs)} runs")
-            left = None if until is None else max(0.0, until - time.time())
-            return batch.run_all(configs, folder, jobs=jobs, resume=True, console=console, time_limit=left, pool=pool)
-
-        number = 1
-        while trials := tuning.next_round():
-            whole = _add_trials(tuning, trials, do([config for *_, config in trials], f"round {number}"))
-            tuning.save(command)
-            if not whole:
-                return False
-            number += 1
-        todo = [c for c in tuning.final_runs(tuning.methods) if not collect.is_done(c, tuning.finals)]
-        summaries = do(todo, "the best of each") if todo else []
-    done = [c for c, summary in zip(todo, summaries, strict=True) if summary["status"] in FINISHED]
-    tuning.finals |= {c.name: collect.pack(load_run(folder / c.name), 2 * EVALUATIONS) for c in done}
-    tuning.save(command)
-    return len(done) == len(todo)
-
-
-def _add_trials(tuning: Tuning, trials: list[tuple[str, Settings, RunConfig]], summaries: list[Summary]) -> bool:
-    """Add a round of trials, if all of its runs came to an end."""
-    failed = [s["reason"] for s in summaries if s["status"] == "failed"]
-    if failed:
-        raise ValueError(f"a trial could not be run: {failed[0]}")
-    if any(s["status"] not in FINISHED for s in summaries):
-        return False
-    for (method, settings, _), summary in zip(trials, summaries, strict=True):
+    def add_trial(self, config: RunConfig, summary: Summary, curve: Curve) -> None:
+        """Keep what a trial came to."""
+        if find(self.base.task).start is not Task.start:
+            self._check_start(curve.rows[0].get(self.metric))
         last = summary["last"] if summary["status"] == "finished" else {}
-        loss = last.get("gap", last.get("train_loss", math.inf))  # near the optimum, losses differ too little
-        trial = Trial(settings, _number(_rounded(loss)), summary["status"])  # rounded as in the file
-        tuning.tried.setdefault(method, []).append(trial)
-    return True
+        loss = rounded(last.get(self.metric, math.inf))  # as in the file
+        self.outcomes[config.name] = {"loss": loss, "status": summary["status"]}
+
+    def add_final(self, curve: Curve) -> None:
+        self.finals[curve.config["name"]] = collect.pack(curve, 2 * EVALUATIONS)
+
+    def _check_start(self, loss: float | None) -> None:
+        """Refuse trials from another start: one that was made anew on another machine differs a little."""
+        if self.start_loss is None:
+            self.start_loss = None if loss is None else rounded(loss)
+        elif loss is not None and abs(loss - self.start_loss) > SAME_START:
+            differ = f"trials from a start of loss {self.start_loss:.4f}, and here it is {loss:.4f}"
+            raise ValueError(f"{self.path} has {differ}: give another --name")
+
+    def end_round(self, trials: list[tuple[str, Settings, RunConfig]]) -> bool:
+        """Add a round of trials to those that were tried, if all of them came to an end."""
+        if any(config.name not in self.outcomes for *_, config in trials):
+            return False
+        for method, settings, config in trials:
+            ended = self.outcomes.pop(config.name)
+            self.tried.setdefault(method, []).append(Trial(settings, _number(ended["loss"]), ended["status"]))
+        return True
 
 
 def read(path: Path) -> Record:
@@ -265,7 +257,7 @@ def check_settings(base: RunConfig) -> None:
     """Refuse a fixed value for a setting that is tuned."""
     defaults = RunConfig(base.task, "sgd")
     if base.steps is not None:
-        raise ValueError(f"steps = {base.steps} has no effect here: --budget and --final-budget end the runs")
+        raise ValueError(f"steps = {base.steps} cannot be set here: give --steps {base.steps}")
     for name in _TUNED:
         if getattr(base, name) != getattr(defaults, name):
             raise ValueError(f"{name} is among what is tuned: it cannot be set (`spidersilk run` takes it)")
@@ -274,14 +266,6 @@ def check_settings(base: RunConfig) -> None:
 def default_name(config: RunConfig) -> str:
     """tune_<task>_<options that are words>."""
     return "_".join(["tune", config.task, *(v for v in config.options.values() if isinstance(v, str))])
-
-
-def _lowest(curve: Curve, metric: str) -> float:
-    return _number(curve.lowest(metric)) if curve.status == "finished" else math.inf
-
-
-def _rounded(value: float) -> float | None:
-    return collect.plain(value, 6)
 
 
 def _number(value: float | None) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from typing import NamedTuple
 
-from spidersilk.lab.experiments.grid import METHODS, Settings
+from spidersilk.lab.experiments.costs import at_end
+from spidersilk.lab.experiments.grid import METHODS, RIVALS, Settings
 from spidersilk.lab.experiments.tuning import Record
 from spidersilk.lab.report.evidence import number
 from spidersilk.lab.run import collect
@@ -16,7 +19,68 @@ SECOND_NAMES = {
 }  # fmt: skip
 
 
+class Ended(NamedTuple):
+    """What the final runs of a method, of equally many steps, came to; loss and its range are over seeds."""
+
+    loss: float
+    low: float
+    high: float
+    seconds: float | None  # to the target: medians, None if half of the seeds do not reach it
+    ms: float  # of a step: the median between evaluations
+    peak_gib: float | None  # on CUDA
+    gradient_mb: float | None  # what each of several workers would send
+    seeds: int
+
+
+def ended(record: Record, method: str) -> Ended | None:
+    """None without a final run."""
+    curves = finals(record, method)
+    if not curves:
+        return None
+    losses = [at_end(c, record["metric"]) for c in curves]
+    reached = [c.cost(record["metric"], record["target"]) if record["target"] is not None else None for c in curves]
+    seconds = statistics.median(math.inf if cost is None else cost[1] for cost in reached)
+    peaks = [c.summary["peak_gib"] for c in curves if "peak_gib" in c.summary]
+    sent = [c.summary["gradient_bytes"] for c in curves if "gradient_bytes" in c.summary]
+    times = [1e3 * _seconds_a_step(c) for c in curves]
+    return Ended(
+        statistics.fmean(losses), min(losses), max(losses), seconds if math.isfinite(seconds) else None,
+        statistics.median(times), max(peaks, default=None), max(sent) / 1e6 if sent else None, len(curves),
+    )  # fmt: skip
+
+
+def _seconds_a_step(curve: Curve) -> float:
+    """The first steps, which compile, are one interval of many."""
+    pairs = zip(curve.rows, curve.rows[1:], strict=False)
+    times = [
+        (b["seconds"] - a["seconds"]) / (b["updates"] - a["updates"]) for a, b in pairs if b["updates"] > a["updates"]
+    ]
+    return statistics.median(times) if times else math.nan
+
+
+def _table_at_steps(record: Record) -> tuple[list[str], list[list[str]]]:
+    loss = words(record["metric"])
+    head = ["method", "best settings", f"{loss}, mean", "of the seeds", "seeds", "seconds to the target", "ms a step"]
+    rows = []
+    for method in methods(record):
+        found, best = ended(record, method), _settings(record["methods"][method]["best"])
+        if found is None:
+            rows.append([method, best, *["-"] * 7])
+            continue
+        cells = [method, best, number(found.loss, 4), f"{number(found.low, 4)} to {number(found.high, 4)}"]
+        cells += [f"{found.seeds} of {len(record['seeds'])}"]
+        cells += ["not reached" if found.seconds is None else number(found.seconds), number(found.ms)]
+        rows.append([*cells, *("-" if x is None else number(x) for x in (found.peak_gib, found.gradient_mb))])
+    return [*head, "peak GiB", "MB of gradients"], rows
+
+
 def title(record: Record) -> str:
+    if "final_steps" in record:
+        trial, final = record["conditions"]["steps"], record["final_steps"]
+        goal = "AdamW's loss is not known yet"
+        if record["target"] is not None:
+            goal = f"target: AdamW's {words(record['metric'])} plus 1 %, {record['target']:.4g}"
+        return f"trials of {trial:,} steps, final runs of {final:,}; {goal}"
     target = "no target yet: no plain method has all its seeds"
     if record["target"] is not None:
         target = f"cost to {words(record['metric'])} {record['target']:.4g}, medians of {len(record['seeds'])} seeds"
@@ -25,6 +89,8 @@ def title(record: Record) -> str:
 
 def table(record: Record) -> tuple[list[str], list[list[str]]]:
     """Head and rows, one for each method."""
+    if "final_steps" in record:
+        return _table_at_steps(record)
     second = SECOND.get(record["conditions"]["task"])
     head = ["method", "best settings", "trial's loss", "seeds", "lowest loss"]
     head += [f"{SECOND_NAMES[second]} at the end (best)"] if second else []
@@ -46,8 +112,9 @@ def edges(record: Record) -> str:
 
 
 def methods(record: Record) -> list[str]:
-    """In the order of `METHODS`."""
-    return sorted(record["methods"], key=lambda m: METHODS.index(m) if m in METHODS else len(METHODS))
+    """In the order of `METHODS` and `RIVALS`."""
+    order = (*METHODS, "sparse-adamw-columns", *RIVALS)
+    return sorted(record["methods"], key=lambda m: order.index(m) if m in order else len(order))
 
 
 def finals(record: Record, method: str) -> list[Curve]:
@@ -70,7 +137,8 @@ def second_text(value: float, key: str) -> str:
 def _settings(best: Settings | None) -> str:
     if best is None:
         return "all diverged or collapsed"
-    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in best.items())
+    flat = {k: v for k, v in best.items() if k != "arguments"} | best.get("arguments", {})
+    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in flat.items())
 
 
 def _at_the_end(curves: list[Curve], metric: str) -> str:

@@ -56,7 +56,9 @@ SETTINGS: Mapping[str, Setting] = {
     "budget": Number(low=1e-6, high=10**9, about="gradient queries at which the run ends, in N"),
     "steps": Whole(low=1, optional=True, about="updates at which the run ends, in place of budget"),
     "eval_every": Number(low=1e-6, high=10**9, about="gradient queries between evaluations, in N"),
+    "evaluations": Whole(low=1, optional=True, about="how many, evenly over the run, in place of eval_every"),
     "lr": Number(above=0, optional=True, about="the step size"),
+    "arguments": Fields(example="{weight_decay: 0.1}", about="what else the optimizer takes"),
     "schedule": Text(choices=("linear", "constant"), optional=True,
                      about="linear: the step size falls to 0 at the end of the run"),
     "lr_milestones": Fields(key=Number(low=0), value=Number(low=0), example="{10: 0.01}",
@@ -104,7 +106,9 @@ class RunConfig:
     budget: float = 2.0
     steps: int | None = None
     eval_every: float = 0.1
+    evaluations: int | None = None
     lr: float | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
     schedule: str | None = None
     lr_milestones: dict[float, float] = field(default_factory=dict)
     inner_lr_end: float | None = None
@@ -134,7 +138,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         checked = check_all(vars(self), SETTINGS, "is no setting of a run")
-        methods.find(self.optimizer)
+        checked["arguments"] = methods.check_arguments(self.optimizer, checked["arguments"])
         checked["options"] = find(self.task).checked(self.options)
         vars(self).update(checked)
         Adaptive(**self.adaptive)
@@ -171,6 +175,11 @@ class RunConfig:
             return self.lr * max(0.0, 1 - share)
         due = [epoch for epoch in self.lr_milestones if epochs >= epoch]
         return self.lr_milestones[max(due)] if due else None
+
+    def evaluated_at(self, epochs: float, share: float) -> tuple[float, float]:
+        """Where a run is, and how far from one evaluation to the next: shares of the run, or queries over N."""
+        count = self.evaluations
+        return (share + 1e-9, 1 / count) if count else (epochs + 1e-9, self.eval_every)
 
     def title(self) -> str:
         return self.label or self.optimizer

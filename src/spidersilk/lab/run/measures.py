@@ -63,6 +63,11 @@ class Meter:
         v = self._states("estimate") or [p.grad for p in self.model.parameters() if p.grad is not None]
         return float(torch.stack([g.detach().double().norm() for g in v]).norm()) if v else self.saved_v_norm
 
+    def gradient_bytes(self) -> int:
+        """Of the gradients of a step, which each of several workers would send."""
+        params = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        return sum(p.numel() * p.element_size() for p in params)
+
     def _states(self, name: str) -> list[Tensor]:
         return [s[name] for s in self.optimizer.state.values() if isinstance(s, dict) and name in s]
 

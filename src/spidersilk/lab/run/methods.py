@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import spidersilk as silk
+from spidersilk.lab import peers
 from spidersilk.lab.run.team import team
-from spidersilk.lab.settings import nearest
+from spidersilk.lab.settings import Setting, check_all, nearest
+from spidersilk.lab.tasks import find as find_task
 from spidersilk.loop.lengths import Adaptive, Geometric, InnerLength, as_inner_length
 from spidersilk.operator.counts import Count
 from spidersilk.theory.planner import theorem_2_inner_steps
@@ -25,15 +27,22 @@ class Method:
 
     A `plain` one is torch's and steps on small batches alone. `settings` hold for this method whatever the task says.
     `like` names a method whose step sizes suit this one, for tasks that have none for it. `ignores` are settings of a
-    run that have no effect on it.
+    run that have no effect on it, and `arguments` what its `arguments` may have. With `of_model` it is made of the
+    model in place of parameters. The state of one without `resumes` cannot be saved: a run begins anew.
     """
 
     about: str
-    make: Callable[[Params, Any, torch.Generator], torch.optim.Optimizer]
+    make: Callable[[Any, Any, torch.Generator], Any]
     plain: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     like: str = ""
     ignores: tuple[str, ...] = ()
+    arguments: Mapping[str, Setting] = field(default_factory=dict)
+    of_model: bool = False
+    resumes: bool = True
+
+    def build(self, model: nn.Module, values: Any, generator: torch.Generator) -> Any:
+        return self.make(model if self.of_model else list(model.parameters()), values, generator)
 
 
 SPARSE = ("memory_decay", "memory_reset", "scaling", "per_tensor", "k1", "k2", "groups")
@@ -44,6 +53,37 @@ Split = Callable[[Count, Count], tuple[Count, Count]]  # k1 and k2 of the run ->
 def _plain(about: str, kind: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Method:
     make = lambda params, values, _: kind(params, values.lr, **fixed)  # noqa: E731
     return Method(about, make, True, {"inner_steps": 1}, ignores=(*SPARSE, *LOOPS))
+
+
+def _of_adam(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as torch's AdamW takes them."""
+    rest = {name: value for name, value in given.items() if name != "beta2"}
+    return rest | ({"betas": (0.9, given["beta2"])} if "beta2" in given else {})
+
+
+def _adamw(params: Params, values: Any, _: torch.Generator) -> torch.optim.Optimizer:
+    params = list(params)
+    fused = params[0].is_cuda or None  # as the sparse form has it, so that seconds can be compared
+    return torch.optim.AdamW(params, values.lr, fused=fused, **_of_adam(values.arguments))
+
+
+def _rival(name: str, like: str = "") -> Method:
+    """One of `peers`, in one process."""
+    peer = peers.find(name)
+
+    def make(model: nn.Module, values: Any, generator: torch.Generator) -> Any:
+        if team().world > 1:
+            raise ValueError(f"{name} trains in one process here: start it without torchrun")
+        blocks = find_task(values.task).blocks
+        if peer.blocks and not blocks:
+            raise ValueError(f"{name} trains transformer blocks, and the task {values.task} has none: take finetune")
+        try:
+            return peers.make(name, model, values.lr, blocks, **values.arguments)
+        except ImportError as error:
+            raise ValueError(str(error)) from error
+
+    ignores, fixed = (*SPARSE, *LOOPS), {"inner_steps": 1}
+    return Method(peer.about, make, True, fixed, like, ignores, peer.settings, of_model=True, resumes=peer.resumes)
 
 
 def _reduced(
@@ -79,22 +119,27 @@ def _all_top(k1: Count, k2: Count) -> tuple[Count, Count]:
     return _total(k1, k2), 0
 
 
-def _fresh(about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "", **fixed: Any) -> Method:
+def _fresh(
+    about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "",
+    arguments: Mapping[str, Setting] | None = None, **fixed: Any,
+) -> Method:  # fmt: skip
     """Sparse training: an anchor is a batch like the others, at which a new selection is made."""
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
         names = ("k1", "k2", "max_norm", "groups")
         given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
-        return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
+        given |= fixed | _of_adam(values.arguments)
+        return kind(params, values.lr, generator=generator, process_group=team().group, **given)
 
     ignores = ("memory_decay", "memory_reset", "scaling", "per_tensor", "track_memory", "lengths", "output")
-    return Method(about, make, like=like, ignores=(*ignores, "adaptive", "inner_lr_end", "measures"))
+    ignores = (*ignores, "adaptive", "inner_lr_end", "measures", *fixed)
+    return Method(about, make, like=like, ignores=ignores, arguments=arguments or {})
 
 
 METHODS: dict[str, Method] = {
     "sgd": _plain("SGD", torch.optim.SGD),
     "momentum": _plain("SGD, momentum 0.9", torch.optim.SGD, momentum=0.9),
-    "adamw": _plain("AdamW", torch.optim.AdamW),
+    "adamw": Method("AdamW", _adamw, True, {"inner_steps": 1}, ignores=(*SPARSE, *LOOPS), arguments=peers.ADAM),
     "spiderboost": _reduced("SpiderBoost, dense", silk.SpiderBoost, sparse=False),
     "sparse-spiderboost": _reduced("Algorithm 1 of the paper, as printed", silk.SparseSpiderBoost),
     "svrg": _reduced("SVRG, dense", silk.SVRG, sparse=False),
@@ -111,11 +156,17 @@ METHODS: dict[str, Method] = {
     ),
     "sparse-sgd": _fresh("SGD on the selected entries of each weight", silk.SparseSGD),
     "sparse-sgd-momentum": _fresh("the same with momentum 0.9", silk.SparseSGD, like="momentum", momentum=0.9),
-    "sparse-adamw": _fresh("AdamW on the selected entries of each weight", silk.SparseAdamW),
+    "sparse-adamw": _fresh("AdamW on the selected entries of each weight", silk.SparseAdamW, arguments=peers.ADAM),
+    "sparse-adamw-columns": _fresh(
+        "the same on whole columns", silk.SparseAdamW, "sparse-adamw", peers.ADAM, groups="columns"
+    ),
     "random-k": _reduced(
         "anchored, k1 + k2 random coordinates", silk.SparseSVRG, like="sparse-svrg", split=_all_random
     ),
     "top-k": _reduced("anchored, k1 + k2 top coordinates", silk.SparseSVRG, like="sparse-svrg", split=_all_top),
+    "in-backward": _rival("in-backward", "adamw"),
+    "adamw-8bit": _rival("adamw-8bit", "adamw"),
+    **{name: _rival(name) for name in ("lora", "galore", "apollo-mini", "badam")},
 }
 
 
@@ -127,6 +178,14 @@ def find(name: str) -> Method:
     if name not in METHODS:
         raise ValueError(f"there is no optimizer {name!r}{nearest(name, METHODS)}")
     return METHODS[name]
+
+
+def check_arguments(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The `arguments` of a run, each as it is used."""
+    known = find(name).arguments
+    if given and not known:
+        raise ValueError(f"arguments = {dict(given)}: {name} takes none: leave them out")
+    return check_all(given, known, f"is no argument of {name}", "arguments: ")
 
 
 def inner_length(values: Any, optimizer: torch.optim.Optimizer, anchor: int, small: int) -> InnerLength:

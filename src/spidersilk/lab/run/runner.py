@@ -126,7 +126,7 @@ class Run:
         config = self.config
         generator = torch.Generator().manual_seed(config.seed)
         method = methods.find(config.optimizer)
-        self.optimizer = method.make(list(self.task.model.parameters()), config, generator)
+        self.optimizer = method.build(self.task.model, config, generator)
         self.task.set_reference(getattr(self.optimizer, "reference", None))
         small = config.batch_size
         assert small is not None
@@ -155,11 +155,11 @@ class Run:
         saved_at = counters.seconds
         self._clock = self._now()
         while True:
-            done = self.epochs + 1e-9
+            done, every = config.evaluated_at(self.epochs, self.share)
             if self.share >= 1 or done >= counters.next_eval or counters.updates == 1:  # 1: the initial memory
                 with self._paused():
                     self._evaluate()
-                counters.next_eval = (math.floor(done / config.eval_every) + 1) * config.eval_every
+                counters.next_eval = (math.floor(done / every) + 1) * every
                 if self.share >= 1:
                     return ""
             if self.interruption.asked and self.team.writes:  # on other ranks, rank 0 may still wait for theirs
@@ -241,6 +241,8 @@ class Run:
                 self._tensorboard.add_scalar(name, value, counters.updates)
 
     def _save(self) -> None:
+        if not methods.find(self.config.optimizer).resumes:
+            return  # a resumed run begins anew
         state = {name: part.state_dict() for name, part in self._parts().items()}
         cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
         state |= {"counters": vars(self.counters), "random": torch.get_rng_state(), "cuda": cuda}
@@ -283,17 +285,13 @@ class Run:
         config, task = self.config, self.task
         made = {"status": status, "reason": reason, "task": config.task, "data": task.data_name}
         made |= {"optimizer": config.optimizer, "seed": config.seed}
-        made |= {"parameters": self.parameters, "samples": task.samples}
+        made |= {"parameters": self.parameters, "samples": task.samples, "gradient_bytes": self.meter.gradient_bytes()}
         made |= {"inner_steps": self.inner, "anchors": getattr(self.optimizer, "anchors", 0), "ranks": self.team.world}
         rows = read_rows(self.folder.metrics, None)
         if status == "finished" and has_collapsed(rows, task.guess_loss):
             made |= {"status": "collapsed", "reason": f"it ended at loss {rows[-1]['train_loss']:.4g}: {_COLLAPSED}"}
-        made |= {
-            "guess_loss": task.guess_loss,
-            "last": (last := rows[-1] if rows else {}),
-            "versions": versions(),
-            "revision": revision(),
-        }
+        made |= {"guess_loss": task.guess_loss, "last": (last := rows[-1] if rows else {})}
+        made |= {"versions": versions(), "revision": revision()}
         if self.device.type == "cuda":
             made["peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         made |= task.facts(last)

@@ -27,10 +27,12 @@ class Task(ABC):
 
     name: its name on the command line. options: the task's settings with their defaults. allowed: what an option may
     be, where its default does not say it. settings: values for `RunConfig`, the paper's for this task. rates: the step
-    size of each optimizer that needs one other than `settings["lr"]`. A subclass sets `model`, `samples` and `train`,
-    the training data as a tensor or a tuple of tensors, and defines `loss` and `evaluate`. It overrides `batches` and
-    `size` if its batches are not rows of `train`, and sets `guess_loss` if it is known (else the loss before training
-    takes its place). A model that starts from weights which take long to make defines `start` and `make_start`.
+    size of each optimizer that needs one other than `settings["lr"]`. judged_by: the metric by which tuning compares.
+    blocks: the name of the model's list of transformer blocks, if it has one (for rivals). A subclass sets `model`,
+    `samples` and `train`, the training data as a tensor or a tuple of tensors, and defines `loss` and `evaluate`. It
+    overrides `batches` and `size` if its batches are not rows of `train`, and sets `guess_loss` if it is known (else
+    the loss before training takes its place). A model that starts from weights which take long to make defines `start`
+    and `make_start`.
     """
 
     name: ClassVar[str]
@@ -40,6 +42,8 @@ class Task(ABC):
     allowed: ClassVar[dict[str, Setting]] = {}
     settings: ClassVar[Options] = {}
     rates: ClassVar[dict[str, float]] = {}
+    judged_by: ClassVar[str] = "train_loss"
+    blocks: ClassVar[str] = ""
     model: nn.Module
     samples: int  # N, by which queries are divided
     train: Tensor | tuple[Tensor, ...]

@@ -39,6 +39,7 @@ class Finetune(Task):
     name = "finetune"
     about = "a GPT over bytes, pretrained on Python code and fine-tuned on PTB or on Python's help topics"
     optimizer = "sparse-adamw"
+    judged_by, blocks = "valid_loss", "blocks"
     options: ClassVar[Options] = {"size": "tiny", "text": None, "dtype": None, "train_bytes": None,
                                   "eval_samples": None, "pretrain_steps": None, "pretrain_lr": None,
                                   "start_seed": 0}  # fmt: skip
@@ -56,7 +57,8 @@ class Finetune(Task):
                                    "schedule": "linear"}  # fmt: skip
     rates: ClassVar[dict[str, float]] = {"sgd": 0.2, "momentum": 0.05, "adamw": 8e-4, "svrg": 0.2, "spiderboost": 0.1,
                                          "sparse-spiderboost": 0.02, "sparse-svrg": 0.1, "sparse-sgd": 0.5,
-                                         "sparse-adamw": 4e-3}  # fmt: skip
+                                         "sparse-adamw": 4e-3, "lora": 5e-3, "galore": 8e-3, "apollo-mini": 5e-3,
+                                         "badam": 1e-3}  # fmt: skip
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
         super().__init__(self.completed_options(options, data_dir), data_dir, device)

@@ -22,6 +22,7 @@ from spidersilk.lab.tasks import Options, Task, register
 class Logistic(Task):
     name = "logistic"
     about = "l2 logistic regression, f - f* known: breast-cancer, digits, mnist (even or odd), a9a, w8a"
+    judged_by = "gap"
     options: ClassVar[Options] = {"data": "breast-cancer"}
     allowed: ClassVar[dict[str, Setting]] = {"data": Text(choices=BINARY)}
     settings: ClassVar[Options] = {"lr": 4.0, "anchor_batch_size": None, "batch_size": 50, "inner_steps": "theorem-2",
