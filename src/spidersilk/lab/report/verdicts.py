@@ -68,8 +68,6 @@ def rivals(curves: Iterable[Curve]) -> list[Verdict]:
     made = []
     for group in others:
         for found in compare(group, base, key=metric_of(curves)):
-            word = found.word(found.side)
-            made.append(
-                verdict_on(f"{group.label} beside {base.label}", word, found, "", [g.name for g in (base, group)])
-            )
+            verdict = verdict_on(f"{group.label} beside {base.label}", found.word(found.side), found, "", [])
+            made.append(replace(verdict, why=found.failures(), runs=[base.name, group.name]))
     return made
