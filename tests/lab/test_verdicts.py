@@ -19,6 +19,7 @@ import page
 import page_material
 import page_paper
 
+from spidersilk.lab.experiments.ablations import ablations
 from spidersilk.lab.experiments.claims import CLAIMS, Claim
 from spidersilk.lab.experiments.paper import experiments
 from spidersilk.lab.experiments.plan import path_of
@@ -400,3 +401,35 @@ def test_every_claim_has_a_rule_and_its_test_exists() -> None:
 def test_a_page_needs_no_results(tmp_path: Path) -> None:
     collect.save(path_of(tmp_path / "paper", "figure1"), [])
     assert "**not run**" in page.texts(tmp_path)["reproduction/claims.md"]
+
+
+def test_controls_and_lengths_enter_when_their_runs_are_there(tmp_path: Path) -> None:
+    """SGD that takes a loop's steps at once, as good as Algorithm 1; and geometric loops, as good as fixed ones."""
+    shutil.copytree(ROOT / "results" / "paper", tmp_path / "paper", ignore=shutil.ignore_patterns("*.png"))
+    runs = collect.load(tmp_path / "paper" / "paper_figure3.json")
+    known = ablations("paper")
+
+    def copied(experiment: str, names: dict[str, str]) -> None:
+        configs = {c.name: c for part in known[experiment] for c in part.configs}
+        made = []
+        for name, source in names.items():
+            for seed in THREE:
+                end = f"-seed{seed}" if seed else ""
+                config = vars(replace(configs[name], name=name + end, seed=seed))
+                made.append(runs[source + end] | {"name": name + end, "config": config})
+        collect.save(path_of(tmp_path / "paper", experiment), made)
+
+    def words(rule: str) -> list[tuple[str, str]]:
+        claim = next(c for c in CLAIMS if c.rule == rule)
+        return [(v.part, v.word) for v in verdicts.judge(claim, page_material.material(tmp_path))]
+
+    title = "Figure 2 (b): BPR matrix factorisation, MovieLens 100K"
+    copied("controls-figure3", {"controls-figure3-sgd-summed": "figure3-sparse-spiderboost"})
+    assert (title, "no clear difference") in words("controls")
+    copied("controls-figure3", {"controls-figure3-sgd-mean": "figure3-sgd"})
+    assert (title, "reproduced") in words("controls")
+    same = {
+        f"lengths-fc-sparse-spiderboost-0.01-{lengths}": "figure3-spiderboost" for lengths in ("fixed", "geometric")
+    }
+    copied("ablation-lengths", same)
+    assert ("Fixed and geometric loops, FC on MNIST", "reproduced") in words("geometric")

@@ -57,11 +57,11 @@ def _table1(judge: Judge, model: str = "", whole: bool = True, several: bool = F
         if not groups:
             return [Verdict(claim.text, NOT_RUN, "no runs of table1")]
         judged = [g for g in groups if len(g.curves) > 1 or (whole and g.curves[0].rows[-1]["seconds"] >= SHORT)]
-        holds, why = judge(groups)
-        holds = [g for g in judged if any(g is h for h in holds)]
+        every, why = judge(groups)
+        holds = [g for g in judged if any(g is h for h in every)]
         many = sorted({len(g.curves) for g in judged})
         few = f"{many[0]} to {many[-1]} seeds: " if len(many) > 1 else WORDS.get(many[0], "") if many else ""
-        if not judged:
+        if not judged or (some and every and not holds):
             word = f"{NONE}: one seed"
         elif len(holds) == len(judged) or (some and holds):
             word = few + YES
