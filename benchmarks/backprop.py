@@ -21,13 +21,13 @@ from statistics import median
 from typing import Any
 
 import gpt
-import memory
 import torch
 from record import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import spidersilk as silk
+from spidersilk.lab import peers
 from spidersilk.lab.tasks import models
 
 
@@ -101,7 +101,7 @@ def optimizer_for(method: str, model: nn.Module, dense: type[torch.optim.Optimiz
         return dense(model.parameters(), lr=lr, fused=next(model.parameters()).is_cuda)  # pyright: ignore
     kind, _, amount = method.partition("-")
     if kind == "lora":
-        return memory.lora(model, int(amount), lr)
+        return peers.lora(model, int(amount), lr)
     groups: Any = None if kind == "entries" else kind
     seed, share = torch.Generator().manual_seed(0), float(amount) / 100
     return silk.Sparse(model, dense, k2=share, groups=groups, inner_steps=inner, generator=seed, lr=lr)

@@ -8,7 +8,9 @@ Methods: adamw; sparse-P and sparse-top-P (P % of the entries, at random or by t
 with -top- likewise; lora-R (rank R); the rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0,
 the SparseAdamW of that release, found by --release <checkout of 0.1.0>/src.
 
-Each method runs in a process of its own; with --repeats they take turns. An anchor is a step that makes a new selection
+Each method runs in a process of its own, one after another; with --turns N all processes are there at the same time and
+their timed steps take turns, in N blocks each, so that a slow minute of the machine is everybody's (their memory must
+fit on the device together). --repeats starts them anew. An anchor is a step that makes a new selection
 or projection (galore, apollo-mini: every 200 steps), or changes blocks (badam: every 100). Times are of `--steps` steps
 after a warm-up. For sparse training and 0.1.0 one of them is an anchor, and the warm-up had some, which compiled their
 kernels; for the others as many are as their own periods bring. `anchors` is how many, `anchor_ms` the slowest of them,
@@ -25,8 +27,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
@@ -59,27 +62,6 @@ class Release:
         self.optimizer.zero_grad()
 
 
-class Lora(nn.Module):
-    def __init__(self, linear: nn.Linear, rank: int):
-        super().__init__()
-        self.linear = linear
-        kind = {"dtype": linear.weight.dtype, "device": linear.weight.device}
-        self.a = nn.Parameter(torch.randn(rank, linear.in_features, **kind) / rank)
-        self.b = nn.Parameter(torch.zeros(linear.out_features, rank, **kind))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) + x @ self.a.T @ self.b.T
-
-
-def lora(model: nn.Module, rank: int, lr: float) -> torch.optim.Optimizer:
-    model.requires_grad_(False)
-    for block in model.blocks:  # pyright: ignore
-        for name in ("qkv", "out", "up", "down"):
-            setattr(block, name, Lora(getattr(block, name), rank))
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.AdamW(trained, lr, fused=trained[0].is_cuda)
-
-
 def sparse(model: nn.Module, method: str, lr: float, inner: int) -> Any:
     share = float(method.split("-")[-1]) / 100
     k1, k2 = (share, 0.0) if "top" in method else (0.0, share)
@@ -95,14 +77,14 @@ def make(method: str, model: nn.Module, inner: int) -> Any:
     if method == RELEASE:
         return Release(model, lr, inner)
     if method.startswith("lora"):
-        return lora(model, int(method.split("-")[1]), lr)
+        return rivals().lora(model, int(method.split("-")[1]), lr)
     if method.startswith(("sparse", "columns", "rows")):
         return sparse(model, method, lr, inner)
     return rivals().make(method, model, lr)
 
 
 def rivals() -> Any:
-    """The module of rivals, which release 0.1.0 does not have."""
+    """The module of rivals and LoRA, which release 0.1.0 does not have."""
     from spidersilk.lab import peers
 
     return peers
@@ -192,7 +174,8 @@ class Run:
             self.optimizer.inner_steps = steps
 
 
-def run_one(given: argparse.Namespace) -> dict[str, Any]:
+def run_one(given: argparse.Namespace, my_turn: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """What a method gave; `my_turn` is called, and waits, before each block of timed steps."""
     if given.threads:
         torch.set_num_threads(given.threads)
     run = Run(given)
@@ -200,7 +183,10 @@ def run_one(given: argparse.Namespace) -> dict[str, Any]:
     for _ in range(WARM_UP - 1):
         run.timed()
     run.renew_every(given.steps)
-    steps = [run.timed() for _ in range(given.steps)]
+    steps: list[tuple[float, bool]] = []
+    for turn in range(given.turns):
+        my_turn()
+        steps += [run.timed() for _ in range(given.steps // given.turns + (turn < given.steps % given.turns))]
     times, anchors = [ms for ms, _ in steps], [ms for ms, anchor in steps if anchor]
     result: dict[str, Any] = {"method": given.one, "parameters": run.parameters, "mean_ms": sum(times) / len(times)}
     result |= {"median_ms": median(times), "slowest_ms": max(times), "first_ms": first}
@@ -271,6 +257,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--turns", type=int, default=1, help="blocks of timed steps, in which methods take turns")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--once", default="", help="further methods, which run in the first repeat alone")
     parser.add_argument("--release", help="folder with the package spidersilk of release 0.1.0")
@@ -281,14 +268,67 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if given.steps < 2:
         raise SystemExit(f"error: --steps {given.steps} must be at least 2: one of them is an anchor")
+    if not 1 <= given.turns <= given.steps:
+        raise SystemExit(f"error: --turns {given.turns} must be from 1 to --steps {given.steps}")
     return given
+
+
+class Process:
+    """One method in a process of its own. It prints READY and waits for a line before each block, RESULT at the end."""
+
+    def __init__(self, method: str, given: argparse.Namespace, repeat: int):
+        self.method = method
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", method, "--seed", str(repeat)]
+        environment = os.environ | ({"PYTHONPATH": given.release} if method == RELEASE else {})
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors, "text": True}
+        self._process = subprocess.Popen(command, env=environment, **pipes)
+        self.result: str | None = None
+        self._wait()
+
+    def take_turn(self) -> None:
+        if self.result is None and self._process.poll() is None:
+            assert self._process.stdin is not None
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until the next block can begin, or until the end."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("RESULT "):
+                self.result = line[7:].rstrip()
+            elif line == "READY\n":
+                return
+        self._process.wait()
+
+    @property
+    def error(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-1500:]
+
+
+def take_turns(methods: list[str], given: argparse.Namespace, repeat: int) -> Iterator[Process]:
+    """Run these at the same time, or one after another if there is but one turn."""
+    for together in [methods] if given.turns > 1 else [[method] for method in methods]:
+        processes = [Process(method, given, repeat) for method in together]
+        for _ in range(given.turns):
+            for process in processes:
+                process.take_turn()
+        yield from processes
+
+
+def wait_for_a_line() -> None:
+    print("READY", flush=True)
+    sys.stdin.readline()
 
 
 def main() -> None:
     given = arguments()
     if given.one:
         try:
-            print("RESULT " + json.dumps(run_one(given)), flush=True)
+            print("RESULT " + json.dumps(run_one(given, wait_for_a_line)), flush=True)
         except ImportError as error:
             raise SystemExit(str(error)) from error
         return
@@ -299,20 +339,17 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     failed = False
     for repeat in range(given.repeats):
-        for method in (m for m in methods + (once if repeat == 0 else []) if m not in refused):
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", method, "--seed", str(repeat)]
-            environment = os.environ | ({"PYTHONPATH": given.release} if method == RELEASE else {})
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
-            lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-            failed |= not lines
-            shown = lines[0] if lines else f"error: {method}: {done.stderr[-1500:]}"
+        chosen = [m for m in methods + (once if repeat == 0 else []) if m not in refused]
+        for process in take_turns(chosen, given, repeat):
+            failed |= process.result is None
+            shown = process.result or f"error: {process.method}: {process.error}"
             print(given.size, given.sequences, repeat, shown, flush=True)
-            results += [{"repeat": repeat, **json.loads(line)} for line in lines]
+            results += [{"repeat": repeat, **json.loads(process.result)}] if process.result else []
     print(table(results), flush=True)
     if given.save and results:
         from record import save
 
-        kept = {name: getattr(given, name) for name in ("size", "sequences", "length", "steps", "device")}
+        kept = {name: getattr(given, name) for name in ("size", "sequences", "length", "steps", "turns", "device")}
         figures = kept | {"checkpointing": not given.no_checkpointing, "compiled": given.compile, "runs": results}
         ratios = ratios_of(results, "mean_ms")
         figures["mean_over_adamw"] = {m: [median(r), r[0], r[-1]] for m, r in ratios.items() if r}

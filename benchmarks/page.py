@@ -1,71 +1,110 @@
-"""docs/reproduction.md and its figures, from the files in results/ alone: the paper's claims with a verdict each.
+"""docs/reproduction.md, the pages behind it and their figures, from the files in results/ alone.
 
 python benchmarks/page.py
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import jinja2
 import page_entropy
+import page_material
 import page_paper
+import page_splits
 import page_tuned
-from page_paper import chapters, markdown_table
+from page_paper import markdown_table
 
-from spidersilk.lab.report import verdicts
+from spidersilk.lab.experiments.claims import CLAIMS, Claim
+from spidersilk.lab.experiments.paper import PRINTED
+from spidersilk.lab.report import comparison, verdicts
 from spidersilk.lab.report.evidence import Chapter
+from spidersilk.lab.report.judging import NOT_RUN, Material, Verdict
 from spidersilk.lab.run.folder import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
-TEMPLATE = Path(__file__).with_name("page_template.md")
+TEMPLATES = Path(__file__).parent / "page_templates"
 COMMAND = "python benchmarks/page.py"
+TOLD = ("counted", "proved", "not run")  # rules that no run decides
+PAGES = ("reproduction.md", *(f"reproduction/{n}.md" for n in ("claims", "runs", "table1", "splits", "tuning")))
+SHOWN = ("table1", "figure1-left", "figure1-right", "figure2", "figure3", "sparsity-cnn", "sparsity-fc")
 
 
-def write(results: Path, to: Path, figures: Path) -> Path:
-    """The page at `to`, and a PNG in the folder `figures` for each figure that has runs."""
-    for chapter in chapters(results):
+def write(results: Path, docs: Path, figures: Path) -> list[Path]:
+    """The pages in the folder `docs`, and a PNG in the folder `figures` for each figure that has runs."""
+    material = page_material.material(results)
+    for chapter in _planned(material):
         page_paper.draw(chapter, figures)
     page_tuned.draw(results, figures)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(to, text(results).encode())
-    return to
+    written = []
+    for name, text in texts(results).items():
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(docs / name, text.encode())
+        written.append(docs / name)
+    return written
 
 
-def text(results: Path) -> str:
-    """The page: a function of the files in `results`."""
-    every = chapters(results)
-    table1 = next(chapter for chapter in every if chapter.experiment == "table1")
-    template = jinja2.Template(
-        TEMPLATE.read_text(), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )  # fmt: skip
-    return template.render(
-        command=COMMAND,
-        level=f"{verdicts.LEVEL:g}",
-        claims=_claims(every),
-        chapters=every,
-        paper=page_paper,
-        verdicts_of=verdicts.of,
-        entropy=page_entropy.load(table1, results),
-        tuned=page_tuned.text(results),
-        missing=_missing(every),
+def texts(results: Path) -> dict[str, str]:
+    """Each page by its path in docs/: functions of the files in `results`."""
+    material = page_material.material(results)
+    judged = [(claim, verdicts.judge(claim, material)) for claim in CLAIMS]
+    table1 = material.chapters["table1"]
+    values = {
+        "command": COMMAND,
+        "rules": comparison,
+        "minutes": f"{comparison.SHORT / 60:g}",
+        "claims": _claims(judged),
+        "told": {rule: [claim for claim, _ in judged if claim.rule == rule] for rule in TOLD},
+        "not_run": [c for c, made in judged if c.rule not in TOLD and all(v.word == NOT_RUN for v in made)],
+        "shown": [material.chapters[key] for key in SHOWN if material.chapters[key].present],
+        "planned": [c for c in material.chapters.values() if not c.experiment.startswith("ablation")],
+        "drawn": [chapter.part.key for chapter in _planned(material) if chapter.present],
+        "paper": page_paper,
+        "rows": [(number, claim, made) for number, (claim, made) in enumerate(judged, 1)],
+        "entropy": page_entropy.load(table1, results),
+        "table1": table1,
+        "splits": {
+            m: page_splits.table(c) for m in ("CNN", "FC") if (c := material.chapters.get(f"split-{m.lower()}"))
+        },
+        "tuned": page_tuned.text(results),
+        "missing": page_paper.missing(_planned(material)),
+        "summary": verdicts.summary,
+    }
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment = jinja2.Environment(
+        loader=loader,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
+    names = (
+        "reproduction.md",
+        *(f"reproduction/{name}.md" for name in ("claims", "runs", "table1", "splits", "tuning")),
+    )
+    return {name: environment.get_template(name).render(values) for name in names}
 
 
-def _claims(every: list[Chapter]) -> str:
-    judged = [(chapter, verdict) for chapter in every for verdict in verdicts.of(chapter)]
-    rows = [[c.part.title, v.claim, f"**{v.word}**", page_paper.seeds_of(c)] for c, v in judged]
-    return markdown_table(["where", "the paper", "here", "seeds"], rows)
+def _planned(material: Material) -> list[Chapter]:
+    """The parts that `spidersilk reproduce` makes."""
+    return [c for c in material.chapters.values() if c.experiment in PRINTED]
 
 
-def _missing(every: list[Chapter]) -> list[str]:
-    lines = []
-    for chapter in every:
-        short = [f"`{g.name}` ({page_paper.state(g)})" for g in chapter.groups if not page_paper.complete(g)]
-        runs = ", ".join(short) if chapter.present else f"all {len(short)} runs (not run yet)"
-        lines += [f"{chapter.part.title}: {runs}"] if short else []
-    return lines
+def _claims(judged: Iterable[tuple[Claim, list[Verdict]]]) -> str:
+    """The claims that runs decide."""
+    rows = []
+    for number, (claim, made) in enumerate(judged, 1):
+        if claim.rule in TOLD or all(v.word == NOT_RUN for v in made):
+            continue
+        own = [v for v in made if not v.beyond]
+        one = len({v.part for v in own}) == 1
+        cells = ["; ".join(filter(None, (getattr(v, key) for v in own))) if one else "" for key in ("ratio", "seeds")]
+        quote = f"[{number}](reproduction/claims.md#claim-{number}) “{claim.text}” ({claim.where})"
+        rows.append([quote, f"**{verdicts.summary(claim, made)}**", *cells])
+    return markdown_table(["the paper", "here", "queries", "seeds, length"], rows)
 
 
 if __name__ == "__main__":
-    print(write(ROOT / "results", ROOT / "docs" / "reproduction.md", ROOT / "results"))
+    for page in write(ROOT / "results", ROOT / "docs", ROOT / "results"):
+        print(page)

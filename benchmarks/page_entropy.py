@@ -10,9 +10,10 @@ from typing import Any
 from page_paper import markdown_table, state
 
 from spidersilk.lab.report import html
-from spidersilk.lab.report.evidence import LOSS, Chapter, number
-from spidersilk.lab.report.verdicts import data_title
+from spidersilk.lab.report.entropy_rules import data_title
+from spidersilk.lab.report.evidence import LOSS, Chapter, Group, number
 
+HARDLY = 0.8  # of the loss before training
 NEAR = 0.5  # bits: half of the whole bit to which the text of the paper rounds
 
 
@@ -30,11 +31,23 @@ def load(chapter: Chapter, results: Path) -> Entropy:
     path = results / "benchmarks" / "entropy.json"
     figures: dict[str, Any] = json.loads(path.read_text())["figures"] if path.is_file() else {}
     guess, groups = figures.get("guess", {}), chapter.groups
-    ends = [[number(g.end(LOSS)), number(guess.get(data_title(g))), state(g)] for g in groups]
+    ends = [[number(g.end(LOSS)), number(guess.get(data_title(g))), _accuracy(g), _ended(chapter, g)] for g in groups]
     cells = [[*row, *end] for row, end in zip(html.entropy_rows(chapter), ends, strict=True)]
-    table = markdown_table([*html.ENTROPY_HEAD, "final loss", "guessing", "how far"], cells)
+    table = markdown_table([*html.ENTROPY_HEAD, "final loss", "guessing", "test accuracy, %", "how it ended"], cells)
     recropped = any("re-cropped" in data_title(g) for g in groups)
     return Entropy(table, _before(figures) if figures else "", _after(figures) if figures else "", recropped)
+
+
+def _accuracy(group: Group) -> str:
+    last = group.end("test_accuracy")
+    return "-" if last is None else f"{100 * last:.1f}"
+
+
+def _ended(chapter: Chapter, group: Group) -> str:
+    """How far it got, and whether it hardly trained: a loss not far below the first one."""
+    first, last = group.median(lambda c: c.rows[0].get(LOSS)), group.end(LOSS)
+    hardly = not group.broken and first is not None and last is not None and last > HARDLY * first
+    return state(chapter, group) + (", hardly trained" if hardly else "")
 
 
 def _before(figures: dict[str, Any]) -> str:

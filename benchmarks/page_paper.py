@@ -2,120 +2,68 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from spidersilk.lab.experiments.paper import experiments
-from spidersilk.lab.experiments.plan import path_of
-from spidersilk.lab.report import verdicts
-from spidersilk.lab.report.evidence import LOSS, SLACK, Chapter, Group, make_chapter, number
+from spidersilk.lab.report.comparison import FEWER, MORE, SEEDS, compare
+from spidersilk.lab.report.evidence import LOSS, SLACK, Chapter, Group, number
 from spidersilk.lab.report.figures import QUERIES, panels, png
 from spidersilk.lab.report.tuned import SECOND, SECOND_NAMES, second_text
-from spidersilk.lab.run import collect
 from spidersilk.lab.run.curve import Curve
 
 COUNTS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 50, 100, 150)
 HIDDEN = 4.0  # a point this many times above the first loss is not drawn: one run that blew up would flatten the others
-QUOTES = {
-    "table1": "For each model, the entropy at the beginning of training is almost maximal. ... After 150 epochs, the "
-    "entropy of M_t for the convolutional model drops to approximately 3, which suggests a substantial amount of "
-    "gradient structure. Note that for the datasets that we tested, the gradient structure depends primarily on the "
-    "model and not the dataset. In particular, for Resnet-18, the entropy appears to vary minimally after 150 epochs. "
-    "(Section 4.1)",
-    "figure1-left": "The results of training Resnet-18 on CIFAR-10 suggests that our sparsity algorithm works well on "
-    "large neural networks, and non-trivial datasets. (Section 4.1)",
-    "figure1-right": "Our results of fitting the convolutional neural network to MNIST show that sparsity provides a "
-    "significant advantage compared to using SpiderBoost alone. (Section 4.1)",
-    "figure2": "SpiderBoost is slightly worse than SGD, and sparsity provides a noticeable improvement over SGD. "
-    "(Section 4.2)",
-    "figure3": "We see SpiderBoost is slightly worse than SGD, and sparsity provides a slight improvement over SGD, "
-    "especially in the first few epochs. (Section 4.3)",
-    "sparsity": "SpiderBoost with various values of sparsity. (Appendix B, a figure without a sentence of its own)",
-}
 
 
-def chapters(results: Path) -> list[Chapter]:
-    """Every part of every experiment at the paper's scale, with its runs in results/paper."""
-    made, guesses = [], guess_losses(results)
-    for experiment, parts in experiments("paper").items():
-        packed = collect.load(path_of(results / "paper", experiment))
-        curves = {name: collect.unpack(_with_guess(run, guesses)) for name, run in packed.items()}
-        made += [make_chapter(experiment, part, curves) for part in parts]
-    return made
+def reaches(chapter: Chapter, group: Group) -> bool:
+    """Whether a seed went as far as was planned, or as the paper shows."""
+    wanted = min(group.config.budget, chapter.part.length) * (1 - SLACK)
+    return bool(group.curves) and (group.broken or any(c.rows[-1]["queries"] >= wanted for c in group.curves))
 
 
-def guess_losses(results: Path) -> dict[str, float]:
-    """The loss of guessing by class frequency, by the name of the data."""
-    path = results / "benchmarks" / "entropy.json"
-    return json.loads(path.read_text())["figures"]["guess"] if path.is_file() else {}
-
-
-def _with_guess(run: collect.Packed, guesses: dict[str, float]) -> collect.Packed:
-    """A run with the loss of guessing in its summary, where its file, as an older one, has none."""
-    return run | {"summary": {"guess_loss": guesses.get(run["summary"].get("data"))} | run["summary"]}
-
-
-def quote(chapter: Chapter) -> str:
-    return next(text for key, text in QUOTES.items() if chapter.part.key.startswith(key))
-
-
-def seeds_of(chapter: Chapter) -> str:
-    many = {tuple(sorted(c.config.get("seed", 0) for c in g.curves)) for g in chapter.present}
-    if not many:
-        return "none"
-    if many == {(0,)}:
-        return "one seed (0)"
-    return "seeds " + "; ".join(", ".join(map(str, s)) for s in sorted(many))
-
-
-def remarks(chapter: Chapter) -> list[str]:
-    """Figure 2: what m = 2 means. Figure 1: queries beside SGD, which the paper has not there."""
-    if chapter.experiment == "figure2":
-        return ["With m = 2 a loop is an anchor and one small step, so SparseSVRG takes Algorithm 1's steps."]
-    sgd = chapter.find("sgd")
-    if chapter.experiment != "figure1" or not sgd.curves:
-        return []
-    forms = [g for g in verdicts.stable(chapter) if g.curves and not g.broken]
-    best = sorted(forms, key=lambda g: g.lowest(LOSS) or math.inf)[:1]
-    ratios = [(g, verdicts.ratio(g, sgd)) for g in [*best, chapter.find("sparse-sgd")] if g.curves]
-    needs = [f"{g.label} needs {number(r[0], 2)} of its queries to loss {number(r[1])}" for g, r in ratios if r]
-    config = sgd.config.completed()
-    who = f"plain SGD (lr {config.lr:g}, b {config.batch_size})"
-    return [f"Beside {who}, which the paper leaves out here: {'; '.join(needs)}."] if needs else []
-
-
-def complete(group: Group) -> bool:
-    return bool(group.curves) and (group.broken or group.reached(group.config.budget))
-
-
-def state(group: Group) -> str:
+def state(chapter: Chapter, group: Group) -> str:
     """How far it got, in words."""
     if not group.curves:
-        return "not run yet"
+        return "not run"
     if group.broken:
         return group.breakdown()
-    return f"to {group.reach:.3g} N" + ("" if complete(group) else f" of {group.config.budget:g} N")
+    ends = sorted({round(c.rows[-1]["queries"], 1) for c in group.curves}, reverse=True)
+    near = [end for i, end in enumerate(ends) if i == 0 or end < ends[i - 1] * (1 - 2 * SLACK)]
+    return f"to {', '.join(f'{end:g}' for end in near)} N"
+
+
+def missing(chapters: Iterable[Chapter]) -> list[str]:
+    """The runs of each part that were not made, or ended early."""
+    lines = []
+    for chapter in chapters:
+        short = [g for g in chapter.groups if not reaches(chapter, g)]
+        told = [f"`{g.name}` ({state(chapter, g)} of {g.config.budget:g} N)" for g in short]
+        lines += [f"{chapter.part.title}: {', '.join(told)}"] if chapter.present and short else []
+        lines += [] if chapter.present else [f"{chapter.part.title}: all {len(short)} runs"]
+    return lines
 
 
 # Values at equal queries.
 
 
 def at(group: Group, count: float, key: str) -> float | None:
-    """The median over seeds of the last value up to `count` queries over N; None if a seed did not get there."""
+    """The last value up to `count` queries over N, the median over the seeds that got there; None if one diverged."""
 
     def value(curve: Curve) -> float | None:
         seen = [row[key] for row in curve.rows if key in row and row["queries"] <= count * (1 + SLACK)]
-        return seen[-1] if seen and group.reached(count) else None
+        return seen[-1] if seen else None
 
-    return group.median(value)
+    there = [curve for curve in group.curves if curve.rows[-1]["queries"] >= count * (1 - SLACK)]
+    early = [c for c in group.curves if c.status == "diverged" and c.rows[-1]["queries"] < count * (1 - SLACK)]
+    return None if early else replace(group, curves=there).median(value)
 
 
 def counts(chapter: Chapter, most: int = 4) -> list[float]:
-    """The last few query counts that at least two of its runs reached."""
-    return [c for c in COUNTS if sum(not g.broken and g.reached(c) for g in chapter.present) > 1][-most:]
+    """The last few query counts that at least two of its methods reached, up to what the paper shows."""
+    every = [c for c in COUNTS if c <= chapter.part.length]
+    return [c for c in every if sum(at(g, c, LOSS) is not None for g in chapter.present) > 1][-most:]
 
 
 def curves_table(chapter: Chapter) -> str:
@@ -127,13 +75,29 @@ def curves_table(chapter: Chapter) -> str:
             return "-" if group.curves else ""
         return number(loss) if other is None else f"{number(loss)} / {second_text(other, second)}"
 
+    rivals = [g for g in (chapter.dense, chapter.find("sgd")) if g.curves]
     rows = []
-    for group in chapter.groups:
+    for group in chapter.present:
         config = group.config.completed()
         cells = [cell(group, count) for count in columns]
-        rows.append([group.label, f"{config.lr:g}", str(config.inner_steps), *cells, state(group)])
-    head = ["", "lr", "m", *(f"{c:g} N" for c in columns), "how far"]
+        named = [group.label, f"{config.lr:g}", str(config.inner_steps), str(len(group.curves))]
+        rows.append([*named, *cells, *(_beside(chapter, group, rival) for rival in rivals), state(chapter, group)])
+    beside = [f"beside {rival.label}" for rival in rivals]
+    head = ["", "lr", "m", "seeds", *(f"{c:g} N" for c in columns), *beside, "how far"]
     return f"Training loss / {SECOND_NAMES[second]} at queries:\n\n" + markdown_table(head, rows)
+
+
+def _beside(chapter: Chapter, group: Group, rival: Group) -> str:
+    """The ratio of queries by the engine of verdicts, in bold where the difference is clear."""
+    found = compare(group, rival, chapter.part.length) if group is not rival else []
+    if not found:
+        return ""
+    best = found[-1] if len(found[-1].ratios) >= SEEDS else found[0]
+    where = (
+        "" if best.length >= min(chapter.part.length, group.config.budget) * (1 - SLACK) else f", {best.length:.3g} N"
+    )
+    text = f"{best.ratio()}{where}"
+    return f"**{text}**" if best.side in (FEWER, MORE) else text
 
 
 def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -11,18 +11,18 @@ from page_paper import markdown_table
 
 from spidersilk.lab.experiments.grid import PLAIN
 from spidersilk.lab.experiments.tuning import Record
-from spidersilk.lab.report import tuned, verdicts
+from spidersilk.lab.report import tuned
+from spidersilk.lab.report.comparison import compare
 from spidersilk.lab.report.evidence import number
 from spidersilk.lab.report.figures import QUERIES, panels, png
+from spidersilk.lab.report.rules import tuned_group
 from spidersilk.lab.run.curve import median_cost, words
 
 PLANNED = ("image_cnn_mnist", "image_cnn_cifar10", "image_resnet18_cifar10", "language", "ranking_100k",
            "logistic_a9a", "logistic_w8a", "logistic_mnist")  # fmt: skip
-INTRO = """## Fair tuning
-
-`spidersilk tune` gives every method the same number of trials, and runs the best of each again over seeds
-([lab.md](lab.md#tuning)). Queries and seconds are medians over seeds to the target, the lowest loss that all seeds of
-one of SGD, momentum and AdamW reached; ratios are to the best of these three. Seconds of runs made side by side are
+INTRO = """`spidersilk tune` gives every method the same number of trials, and runs the best of each again over seeds
+([lab.md](../lab.md#tuning)). Queries and seconds are medians over seeds to the target, the lowest loss that all seeds
+of one of SGD, momentum and AdamW reached; ratios are to the best of these three. Seconds of runs made side by side are
 those of a shared machine. Step sizes are constant, so the best one depends on how long a run is: where the final runs
 are longer than the trials, a method whose step suits the short run may stop early.
 """
@@ -129,13 +129,13 @@ def _section(name: str, record: Record) -> str:
     if "eval_samples" in conditions["options"]:
         budgets += f", evaluated on {conditions['options']['eval_samples']} samples"
     budgets += ", with autocast to bfloat16" if conditions.get("bf16") else ""
-    parts = [f"### {_title(record)}\n", f"{budgets} ([results/tune/{name}.json](../results/tune/{name}.json)).\n"]
+    parts = [f"## {_title(record)}\n", f"{budgets} ([results/tune/{name}.json](../../results/tune/{name}.json)).\n"]
     if record["target"] is not None:
         parts.append(f"Target: {metric} {number(record['target'], 4)}.\n")
     parts += [markdown_table(*tuned.table(record)), _conclusion(record)]
     parts += [_close(record)] if record["metric"] == "gap" else []
     if any(tuned.finals(record, m) for m in record["methods"]):
-        parts.append(f"![{_title(record)}: final runs, {metric} over queries](../results/tune/{name}.png)\n")
+        parts.append(f"![{_title(record)}: final runs, {metric} over queries](../../results/tune/{name}.png)\n")
     if edge := tuned.edges(record):
         parts.append(f"At the edge of the step sizes that were tried, so that more trials might help: {edge}.\n")
     return "\n".join(parts)
@@ -149,7 +149,9 @@ def _conclusion(record: Record) -> str:
         return f"**No sparse method reached the target{_so_far(record)}** of the best plain method, {plain}.\n"
     share = _ratios(record, "queries")[sparse]
     needs = f"**{sparse} needs {number(share, 2)} of the queries** of {plain}"
-    return f"{needs}, the best plain method{_so_far(record)}: {verdicts.compared(share)}.\n"
+    ours, theirs = (tuned_group(record, method) for method in (sparse, plain))
+    (found, *_) = compare(ours, theirs, key=record["metric"], target=record["target"])
+    return f"{needs}, the best plain method{_so_far(record)}: {found.word(found.side)} ({found.seeds()}).\n"
 
 
 def _close(record: Record) -> str:

@@ -8,6 +8,7 @@
 # seeds    mnist, perhaps svhn         those of small that take under a minute, with SEEDS seeds
 # cifar    cifar10                     Figure 1 left, Table 1 of FC and CNN
 # language ptb                         Figure 2, then with a vocabulary of 10,000
+# ablations mnist, ptb, movielens      ablations and controls with SEEDS seeds: k1 : k2, reset, loop lengths, plain SGD
 # entropy  cifar10, svhn               Table 1 of ResNet-18 (150 epochs of SpiderBoost)
 # tune     cifar10, ptb, mnist         SGD, momentum, AdamW, SparseSGD and SparseAdamW tuned: ResNet-18, CNN, language
 # longer   cifar10                     the CNN of tune, tuned at 8 N for runs to 8 N
@@ -15,20 +16,20 @@
 # others   cifar10, ptb, mnist         the other methods of the tasks of tune
 # rest     all                         the rest of `reproduce all`; also MovieLens 1M and a vocabulary of 10,000
 #
-# OUT receives the JSON files that changed; copy paper_*.json into results/paper and tune_*.json into results/tune. Runs
+# OUT receives the JSON files that changed; copy tune_*.json into results/tune and the others into results/paper. Runs
 # that results/ or an earlier piece has finished are not repeated. Runs are stopped after SECONDS (500); allow the machine a minute more.
 #
 # Environment variables, with their defaults:
 # RUNS             folder of the runs (/tmp/spidersilk-runs); runs found there are continued
-# JOBS             runs side by side (14) in small, seeds, language (at most 8), longer and rest
-# SEEDS            number of seeds (3) in seeds
+# JOBS             runs side by side (14) in small, seeds, language (at most 8), ablations, longer and rest
+# SEEDS            number of seeds (3) in seeds and ablations
 # MPS              0: without NVIDIA's MPS, which lets small kernels of several processes run at once
 # SPIDERSILK_DATA  folder of the data sets
 #
 # Pieces that write different files can run side by side. Then start MPS first (in /tmp/spidersilk-mps): a piece that
 # starts it also ends it.
 set -u
-piece=${1:?small, seeds, cifar, language, entropy, tune, longer, logistic, others or rest}
+piece=${1:?small, seeds, cifar, language, ablations, entropy, tune, longer, logistic, others or rest}
 out=${2:?folder for the results}
 seconds=${3:-500}
 runs=${RUNS:-/tmp/spidersilk-runs}
@@ -38,7 +39,7 @@ began=$(date +%s)
 cd "$(dirname "$0")/.."
 held=$runs/held given=$runs/given # results with additions, and as results/ had them
 mkdir -p "$out" "$held" "$given"
-for file in results/paper/paper_*.json results/tune/tune_*.json; do
+for file in results/paper/*.json results/tune/tune_*.json; do
     if [ -f "$file" ] && ! cmp -s "$file" "$given/$(basename "$file")"; then # new, or changed in results/ since
         cp "$file" "$held"/
         cp "$file" "$given"/
@@ -115,6 +116,10 @@ language)
         sparse-svrg-refresh sparse-svrg-selected sparse-sgd sgd-tuned sparse-sgd-tuned)
     large=$(printf 'figure2-10k-%s,' sgd spiderboost sparse-spiderboost sparse-svrg sparse-sgd)
     reproduce language "$many" figure2 --only "$first${large}figure2-10k-*"
+    ;;
+ablations)
+    reproduce ablations "$jobs" ablation-reset,ablation-lengths,ablation-split,controls-figure2,controls-figure3 \
+        --seeds "${SEEDS:-3}" --only 'controls-figure2-*,reset-*,lengths-*,*'
     ;;
 entropy)
     reproduce entropy 2 table1 --only 'table1-resnet18-cifar10,table1-resnet18-svhn'

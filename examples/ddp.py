@@ -71,7 +71,7 @@ def train(epochs: int = 20, samples: int = 4000, checkpoint: Path | None = None,
                 loss = F.cross_entropy(model(train[0]), train[1]).item()
             sent = optimizer.traffic.ring_bytes / 1e6
             print(
-                f"epoch {epoch}: loss {loss:.4f}, {optimizer.gradient_queries / samples:.2f} queries per sample, ",
+                f"epoch {epoch}: loss {loss:.4f}, {optimizer.gradient_queries / samples:.2f} N queries, ",
                 end="",
             )
             print(f"{sent:.2f} MB sent by this rank", flush=True)

@@ -66,7 +66,7 @@ def main(epochs: int = 10, samples: int = 2000) -> float:
 
             loss = optimizer.step(closure, anchor=is_anchor, samples=len(label))
             scheduler.step()
-        print(f"epoch {epoch}: loss {loss.item():.3f}, {optimizer.gradient_queries / samples:.1f} queries per sample")
+        print(f"epoch {epoch}: loss {loss.item():.3f}, {optimizer.gradient_queries / samples:.1f} N queries")
 
     model.eval()
     with torch.no_grad():

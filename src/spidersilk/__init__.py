@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from spidersilk.variance.lazy import LazySVRG
     from spidersilk.variance.measures import Measures
     from spidersilk.variance.optimizers import SVRG, SparseSpiderBoost, SparseSVRG, SpiderBoost
+    from spidersilk.variance.output import UniformOutput
+    from spidersilk.variance.residuals import Residuals
     from spidersilk.variance.variance_reduced import VarianceReduced
 
 __version__ = "0.2.0.dev0"
@@ -37,6 +39,7 @@ __all__ = [
     "Measures",
     "Plan",
     "RTop",
+    "Residuals",
     "Selection",
     "Sparse",
     "SparseAdamW",
@@ -44,6 +47,7 @@ __all__ = [
     "SparseSVRG",
     "SparseSpiderBoost",
     "SpiderBoost",
+    "UniformOutput",
     "VarianceReduced",
     "captured_energy",
     "entropy",
@@ -59,7 +63,7 @@ _HOMES = (
     "loop.lengths", "loop.loader", "loop.markers", "loop.step_size", "operator.rtop", "operator.selection",
     "operator.settings", "operator.sparsity", "sparse.optimizers", "sparse.sparse", "theory.inspection",
     "theory.planner", "variance.divergence", "variance.lazy", "variance.measures", "variance.optimizers",
-    "variance.variance_reduced",
+    "variance.output", "variance.residuals", "variance.variance_reduced",
 )  # fmt: skip
 
 

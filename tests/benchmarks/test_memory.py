@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+from pathlib import Path
 
 import memory
 import pytest
@@ -38,7 +40,7 @@ def test_the_release_is_found_by_its_folder() -> None:
 
 def given(method: str, steps: int = 6) -> argparse.Namespace:
     return argparse.Namespace(one=method, device="cpu", size="tiny", sequences=1, length=8, steps=steps, threads=0,
-                              no_checkpointing=True, compile=False, seed=0)  # fmt: skip
+                              no_checkpointing=True, compile=False, seed=0, turns=1)  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["sparse-5", "sparse-top-5", "columns-5"])
@@ -95,17 +97,40 @@ def test_a_missing_rival_is_refused_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Done:
-        stdout, stderr = (
-            'RESULT {"method": "adamw", "mean_ms": 1, "median_ms": 1, "anchors": 0, "anchor_every": null}',
-            "",
-        )
+        result = '{"method": "adamw", "mean_ms": 1, "median_ms": 1, "anchors": 0, "anchor_every": null}'
+
+        def __init__(self, *_: object) -> None: ...
+
+        def take_turn(self) -> None: ...
 
     monkeypatch.setitem(sys.modules, "badam", None)
     monkeypatch.setattr(sys, "argv", ["memory.py", "--methods", "badam,adamw"])
-    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: Done)
+    monkeypatch.setattr(memory, "Process", Done)
     with pytest.raises(SystemExit) as ended:
         memory.main()
     assert ended.value.code == 1
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("error: badam needs badam")
     assert printed[1].startswith("tiny 1 0 {")
+
+
+def test_timed_steps_come_in_turns() -> None:
+    asked: list[int] = []
+    options = given("sparse-5", steps=7)
+    options.turns = 3
+    result = memory.run_one(options, lambda: asked.append(1))
+    assert len(asked) == 3
+    assert result["anchors"] == 1
+
+
+@pytest.mark.slow
+def test_processes_take_turns_and_one_that_fails_is_an_error() -> None:
+    command = [sys.executable, memory.__file__, "--size", "tiny", "--length", "8", "--threads", "1", "--device", "cpu"]
+    command += ["--methods", "adamw,sparse-5,0.1.0", "--release", "no/such/folder", "--steps", "5", "--turns", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(memory.__file__).parents[1])
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert [line.startswith("tiny 1 0 {") for line in lines[:2]] == [True, True]
+    assert any(line.startswith("tiny 1 0 error: 0.1.0: ") for line in lines)
+    assert lines[-2].startswith("adamw     1     ")
+    assert lines[-1].startswith("sparse-5  1     ")

@@ -77,12 +77,25 @@ def sections(path: Path) -> list[Section]:
     for line in [*text.splitlines(), "# "]:
         if line.startswith("#"):
             body = "\n".join(lines)
-            links = " ".join(re.findall(r"results/[\w*/]+(?:\.json)?`?", body))
-            made.append(Section(path.name, heading, re.sub(r"`[^`]*`", "` `", _no_links(body)) + "\n" + links))
+            links = " ".join([*re.findall(r"results/[\w*/]+(?:\.json)?`?", body), *_beside(path, body)])
+            made.append(Section(_name(path), heading, re.sub(r"`[^`]*`", "` `", _no_links(body)) + "\n" + links))
             heading, lines = line.lstrip("# "), []
         else:
             lines.append(line)
     return made
+
+
+def _name(path: Path) -> str:
+    """docs/guide.md is guide.md; of results/tune/README.md there is more than one."""
+    return path.relative_to(ROOT).as_posix() if ROOT / "results" in path.parents else path.name
+
+
+def _beside(path: Path, body: str) -> list[str]:
+    """Links of a page in results/ to the files beside it."""
+    if ROOT / "results" not in path.parents:
+        return []
+    found = [(path.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+\.json)\)", body)]
+    return [file.relative_to(ROOT).as_posix() for file in found if file.is_file()]
 
 
 def _no_links(text: str) -> str:

@@ -14,7 +14,7 @@ from lab_helpers import QUIET, config
 
 from spidersilk.lab.commands.reproduce import Request, reproduce
 from spidersilk.lab.data import files
-from spidersilk.lab.experiments.paper import Part, demo, experiments
+from spidersilk.lab.experiments.paper import Part, experiments
 from spidersilk.lab.experiments.plan import choose, in_order, path_of, planned_runs
 from spidersilk.lab.report.evidence import make_chapter
 from spidersilk.lab.report.html import section_of
@@ -38,15 +38,6 @@ def test_experiments_are_whole(scale: str) -> None:
         assert (language.lr, language.anchor_batch_size, language.batch_size, language.inner_steps) == (0.2, 40, 20, 2)
         ranking = next(c for c in configs if c.name == "figure3-sgd")
         assert (ranking.lr, ranking.batch_size, ranking.lr_milestones) == (0.1, 103, {10.0: 0.01, 20.0: 0.001})
-
-
-def test_the_demos_runs(tmp_path: Path) -> None:
-    methods = ["sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd"]
-    for part in demo():
-        assert [c.optimizer for c in part.configs] == methods
-        for made in part.configs[-2:]:
-            told = runner.run(replace(made, budget=1.5, eval_every=1.5), tmp_path / made.name)
-            assert told["status"] == "finished"
 
 
 def test_runs_by_name_come_in_the_order_of_the_patterns() -> None:

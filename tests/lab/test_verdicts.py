@@ -1,7 +1,12 @@
-"""The engine of verdicts: each rule on curves that are made for it."""
+"""The engine of verdicts: each rule on curves that are made for it, and what two swapped files change."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,115 +16,220 @@ import pytest
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
 import page
+import page_material
 import page_paper
 
+from spidersilk.lab.experiments.claims import CLAIMS, Claim
 from spidersilk.lab.experiments.paper import experiments
 from spidersilk.lab.experiments.plan import path_of
 from spidersilk.lab.report import evidence, verdicts
-from spidersilk.lab.report.evidence import Chapter
-from spidersilk.lab.report.html import section_of
+from spidersilk.lab.report.comparison import CLEARLY, FEWER, LEVEL, MORE, NONE, SAME, Comparison, compare
+from spidersilk.lab.report.evidence import Chapter, Group
+from spidersilk.lab.report.html import section_of, sections_of
+from spidersilk.lab.report.judging import Material, best, forms
 from spidersilk.lab.run import collect
+from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import Curve
 
-
-def curve(name: str, losses: list[float], status: str = "finished", step: float = 1.0, seed: int = 0) -> dict[str, Any]:
-    """A collected run of figure1 or table1 with these losses at 0, 1, 2 ... queries over N."""
-    parts = [part for key in ("figure1", "table1") for part in experiments("paper")[key]]
-    config = next(c for part in parts for c in part.configs if c.name == name)
-    rows = [
-        {"queries": i * step, "seconds": float(i), "train_loss": x, "test_accuracy": 0.5} for i, x in enumerate(losses)
-    ]
-    settings = collect.pack(Curve("", rows, status, "", {"name": name, "budget": config.budget}))
-    seeded = name if seed == 0 else f"{name}-seed{seed}"
-    told = {"label": config.label, "optimizer": config.optimizer, "seed": seed, "name": seeded, "budget": config.budget}
-    return settings | {"config": told, "name": seeded}
-
-
-def chapter(folder: Path, *runs: dict[str, Any]) -> Chapter:
-    collect.save(path_of(folder / "paper", "figure1"), runs)
-    return next(c for c in page_paper.chapters(folder) if c.part.key == "figure1-right")
-
-
+ROOT = Path(__file__).parents[2]
 DENSE = [2.3, 1.0, 0.6, 0.4, 0.3]
-
-
 FAST = [2.3, 0.5, 0.25, 0.2, 0.15]
-
-
 SLOW = [2.3, 2.0, 1.5, 1.2, 0.9]
+THREE = (0, 1, 2)
 
 
-def test_a_claim_is_reproduced_only_where_fewer_queries_are_needed(tmp_path: Path) -> None:
-    dense = curve("figure1-right-spiderboost", DENSE)
-    fast = chapter(tmp_path / "a", dense, curve("figure1-right-sparse-spiderboost", FAST))
-    assert verdicts.of(fast)[0].word == "reproduced"
-    assert (
-        "0.300 is reached by Algorithm 1 (sparse SpiderBoost) at 2.00 N and by SpiderBoost at 4.00 N"
-        in verdicts.of(fast)[0].why
-    )
-    slow = chapter(tmp_path / "b", dense, curve("figure1-right-sparse-spiderboost", SLOW))
-    assert verdicts.of(slow)[0].word == "not reproduced"
-    near = chapter(tmp_path / "f", dense, curve("figure1-right-sparse-spiderboost", DENSE, step=0.9))
-    assert verdicts.of(near)[0].word == "no clear difference"
-    alone = chapter(tmp_path / "c", dense)
-    assert verdicts.of(alone)[0].word == "not run yet"
-    printed = curve("figure1-right-sparse-spiderboost", [2.3, 9.0], "diverged", step=0.1)
-    rescued = chapter(tmp_path / "d", dense, printed, curve("figure1-right-sparse-svrg", FAST))
-    assert verdicts.of(rescued)[0].word == "reproduced only with SparseSVRG"
-    assert "diverged at 0.1 N" in verdicts.of(rescued)[0].why
-    lost = chapter(tmp_path / "e", dense, printed, curve("figure1-right-sparse-svrg", SLOW))
-    assert verdicts.of(lost)[0].word == "not reproduced"
+def run(
+    name: str, losses: list[float], seed: int = 0, status: str = "finished", step: float = 0.5, seconds: float = 1.0
+) -> Curve:
+    """A run with these losses at 0, 1, 2 ... steps of queries over N."""
+    rows = [{"queries": i * step, "seconds": i * seconds, "train_loss": x} for i, x in enumerate(losses)]
+    config = {"task": "image", "optimizer": name, "name": name, "seed": seed, "budget": (len(losses) - 1) * step}
+    return Curve(name, rows, status, config=config)
 
 
-def test_slightly_worse_is_not_many_times_worse(tmp_path: Path) -> None:
-    made = chapter(tmp_path, curve("figure1-right-spiderboost", DENSE), curve("figure1-right-sgd", FAST),
-                   curve("figure1-right-sparse-svrg", [2.3, 1.0, 0.5, 0.3, 0.2]))  # fmt: skip
-    dense, sgd, between = (made.find(m) for m in ("spiderboost", "sgd", "sparse-svrg"))
-    assert verdicts.slightly_worse("", dense, sgd).word == "reproduced in direction, not in size"  # 4 N against 2 N
-    assert verdicts.slightly_worse("", dense, between).word == "reproduced"  # 4 N against 3 N
-    assert verdicts.slightly_worse("", sgd, dense).word == "not reproduced"
+def group(name: str, *curves: Curve) -> Group:
+    return Group(RunConfig("image", "sgd", name=name, label=name), list(curves))
 
 
-def test_runs_cut_short_and_seeds_are_named(tmp_path: Path) -> None:
-    runs = [curve("figure1-right-spiderboost", DENSE, "stopped", step=1.825)]
-    runs += [curve("figure1-right-sgd", losses, step=5.0, seed=seed) for seed, losses in enumerate((FAST, DENSE, SLOW))]
-    made = chapter(tmp_path, *runs)
-    assert page_paper.state(made.find("spiderboost")) == "to 7.3 N of 20 N"
-    assert page_paper.at(made.find("sgd"), 10, "train_loss") == 0.6  # the median of three seeds
-    assert made.find("sgd").cost(0.4, "train_loss") == 15.0
-    assert made.find("sgd").cost(0.2, "train_loss") is None
-    assert page_paper.at(made.find("spiderboost"), 10, "train_loss") is None
-    text = page.text(tmp_path)
-    assert "`figure1-right-spiderboost` (to 7.3 N of 20 N)" in text
-    assert "Seeds 0; 0, 1, 2" in text
+def seeds(name: str, losses: list[float], **more: Any) -> Group:
+    return group(name, *(run(name, losses, seed, **more) for seed in THREE))
 
 
-def test_a_report_and_the_page_agree(tmp_path: Path) -> None:
-    """The section of an HTML report has the verdicts of the engine."""
-    dense = curve("figure1-right-spiderboost", DENSE)
-    good = chapter(tmp_path / "a", dense, curve("figure1-right-sparse-spiderboost", FAST))
-    assert section_of(good).verdicts == verdicts.of(good)
-    assert section_of(good).verdicts[0].word == "reproduced"
-    near = chapter(tmp_path / "n", dense, curve("figure1-right-sparse-spiderboost", DENSE, step=0.9))
-    assert section_of(near).verdicts[0].word == "no clear difference"
-    bad = chapter(tmp_path / "b", dense, curve("figure1-right-sparse-spiderboost", [2.3, 60.0], "diverged"))
-    assert section_of(bad).verdicts[0].word == "not reproduced"
-    assert "diverged" in section_of(bad).verdicts[0].why
-    never = curve("figure1-right-spiderboost", [2.3, 2.4, 2.5])
-    idle = chapter(tmp_path / "c", never, curve("figure1-right-sparse-spiderboost", FAST))
-    assert section_of(idle).verdicts[0].word == "no verdict: the budget is too small"
-    assert section_of(chapter(tmp_path / "d", dense)).verdicts == []  # nothing to compare with
+def only(ours: Group, theirs: Group, length: float = math.inf) -> Comparison:
+    (found,) = compare(ours, theirs, length)
+    return found
 
 
-def test_the_factor_of_every_verdict(tmp_path: Path) -> None:
-    """Just below and just above 1 / 1.2 of the queries."""
-    dense = curve("figure1-right-spiderboost", DENSE)
-    for step, word in ((0.99 / verdicts.LEVEL, "reproduced"), (1.01 / verdicts.LEVEL, "no clear difference")):
-        made = chapter(tmp_path / word, dense, curve("figure1-right-sparse-spiderboost", DENSE, step=step))
-        assert verdicts.of(made)[0].word == word
-    assert [verdicts.compared(x) for x in (0.8, 0.9, 1.1, 1.3)] == [
-        "fewer queries", "no clear difference", "no clear difference", "more queries"
+# The rules of a comparison.
+
+
+def test_a_ratio_is_of_the_queries_to_the_higher_of_the_lowest_losses() -> None:
+    found = only(seeds("fast", FAST), seeds("dense", DENSE))
+    assert found.ratios == (0.5, 0.5, 0.5)  # 0.3: at 1 N, and at 2 N
+    assert (found.side, found.ratio(), found.seeds()) == (FEWER, "0.50", "3 of 3 seeds, 2 N")
+
+
+@pytest.mark.parametrize("pair", [(FAST, DENSE), (DENSE, SLOW), (DENSE, DENSE)])
+def test_exchanging_the_methods_exchanges_the_word(pair: tuple[list[float], list[float]]) -> None:
+    one, other = (seeds(name, losses) for name, losses in zip("ab", pair, strict=True))
+    there, back = only(one, other), only(other, one)
+    assert there.median == pytest.approx(1 / back.median)
+    assert {there.side, back.side} in ({FEWER, MORE}, {SAME})
+
+
+@pytest.mark.parametrize(("step", "side"), [(0.99 / LEVEL, FEWER), (1.01 / LEVEL, SAME), (LEVEL, SAME), (1.21, MORE)])
+def test_a_difference_within_the_factor_is_none(step: float, side: str) -> None:
+    assert only(seeds("a", DENSE, step=step), seeds("b", DENSE, step=1.0)).side == side
+
+
+def test_a_difference_within_the_spread_of_the_seeds_is_none() -> None:
+    theirs = seeds("b", DENSE)
+    mixed = group("a", run("a", FAST, 0), run("a", FAST, 1), run("a", SLOW, 2))
+    assert only(mixed, theirs).side == SAME  # two of three
+    four = group("a", *(run("a", FAST, seed) for seed in range(4)), run("a", SLOW, 4))
+    five = only(four, group("b", *(run("b", DENSE, seed) for seed in range(5))))
+    assert (five.side, five.seeds()) == (FEWER, "4 of 5 seeds, 2 N")
+
+
+def test_a_run_that_failed_reached_nothing() -> None:
+    fine = seeds("b", DENSE)
+    for status, losses in (("diverged", [2.3, 0.1, 60.0]), ("collapsed", [2.3, 0.1, 2.3]), ("finished", [2.3, 2.4])):
+        lost = seeds("a", losses, status=status)
+        assert only(lost, fine).ratios == (math.inf,) * 3
+        assert only(fine, lost).ratios == (0.0,) * 3
+        both = only(lost, lost)
+        assert (both.side, both.ratio(), both.word(YES)) == (NONE, "both fail", "no verdict: both fail")
+    assert only(seeds("a", [2.3, 0.1, 60.0], status="diverged"), fine).failures() == "a diverged at 1 N (3 of 3 seeds)"
+
+
+YES = "reproduced"
+
+
+def test_few_seeds_are_said_and_one_of_a_short_run_gives_no_verdict() -> None:
+    def word(many: int, seconds: float) -> str:
+        ours, theirs = (
+            group(name, *(run(name, losses, seed, seconds=seconds) for seed in range(many)))
+            for name, losses in (("a", FAST), ("b", DENSE))
+        )
+        return only(ours, theirs).word(YES)
+
+    assert [word(1, 100.0), word(2, 1.0), word(3, 1.0)] == ["one seed: reproduced", "two seeds: reproduced", YES]
+    assert word(1, 1.0) == "no verdict: one seed"
+    # A run that was cut counts at its whole length.
+    ours, theirs = (group(n, run(n, x, seconds=1.0)) for n, x in (("a", FAST), ("b", DENSE)))
+    for curve in (*ours.curves, *theirs.curves):
+        curve.config["budget"] = 200.0
+    assert only(ours, theirs, 200.0).word(YES) == "one seed: reproduced"
+
+
+def test_methods_are_judged_at_the_length_that_the_paper_shows() -> None:
+    late = [2.3, 2.2, 2.1, 0.01, 0.001]
+    assert only(seeds("a", late), seeds("b", DENSE)).side == FEWER
+    early = only(seeds("a", late), seeds("b", DENSE), 1.0)
+    assert (early.side, early.length) == (MORE, 1.0)
+    # A run that falls back for a moment, just at that length, has not collapsed.
+    assert only(seeds("a", [2.3, 0.1, 2.3, 0.1, 0.05]), seeds("b", DENSE), 1.0).side == FEWER
+
+
+def test_where_more_seeds_got_there_is_a_second_verdict() -> None:
+    def some(name: str, losses: list[float]) -> Group:
+        curves = [run(name, losses, 0, seconds=200.0), run(name, losses[:3], 1), run(name, losses[:3], 2)]
+        return group(name, *curves)
+
+    whole, shorter = compare(some("a", FAST), some("b", DENSE))
+    assert (len(whole.ratios), whole.length) == (1, 2.0)
+    assert (len(shorter.ratios), shorter.length) == (3, 1.0)
+
+
+# Claims.
+
+
+def chapter(**losses: Sequence[Any]) -> Chapter:
+    """Figure 1, right, with three seeds of each method: its losses, and what `run` takes."""
+    part = next(p for p in experiments("paper")["figure1"] if p.key == "figure1-right")
+    curves = {}
+    for method, (values, *more) in losses.items():
+        name = f"figure1-right-{method.replace('_', '-')}"
+        config = next(c for c in part.configs if c.name == name)
+        for seed in THREE:
+            made = run(name, values, seed, *more)
+            settings = vars(replace(config, seed=seed))
+            curves[f"{name}-seed{seed}" if seed else name] = replace(made, config=settings, label=config.label)
+    return evidence.make_chapter("figure1", part, curves)
+
+
+def judged(made: Chapter, rule: str, ours: str = "sparse-spiderboost", theirs: str = "spiderboost") -> verdicts.Verdict:
+    claim = Claim("a sentence", rule, "", (made.part.key,), ours, theirs)
+    return verdicts.judge(claim, Material({made.part.key: made}))[0]
+
+
+def test_a_claim_is_reproduced_only_where_fewer_queries_are_needed() -> None:
+    assert judged(chapter(spiderboost=(DENSE,), sparse_spiderboost=(FAST,)), "better").word == "reproduced"
+    assert judged(chapter(spiderboost=(DENSE,), sparse_spiderboost=(SLOW,)), "better").word == "not reproduced"
+    assert judged(chapter(spiderboost=(DENSE,), sparse_spiderboost=(DENSE,)), "better").word == "no clear difference"
+    alone = judged(chapter(spiderboost=(DENSE,)), "better")
+    assert (alone.word, alone.why) == ("not run", "missing: figure1-right-sparse-spiderboost")
+
+
+def test_every_form_of_algorithm_1_counts_and_is_named() -> None:
+    printed = ([2.3, 60.0], "diverged")
+    made = chapter(spiderboost=(DENSE,), sparse_spiderboost=printed, sparse_spiderboost_adaptive=(FAST,))
+    assert [g.label for g in forms(made, "sparse-spiderboost")] == [
+        "Algorithm 1 (sparse SpiderBoost)", "Algorithm 1, adaptive anchors"
     ]  # fmt: skip
+    found = judged(made, "better")
+    assert found.word == "reproduced"
+    assert found.why.startswith("Algorithm 1, adaptive anchors beside SpiderBoost")
+    assert best(made, "sparse-spiderboost", "spiderboost")[0].ours.name == "figure1-right-sparse-spiderboost-adaptive"
+    rescued = chapter(spiderboost=(DENSE,), sparse_spiderboost=printed, sparse_svrg_refresh=(FAST,))
+    found = judged(rescued, "better")
+    assert found.word == "only with SparseSVRG"
+    assert "SparseSVRG, refresh 0.50, 3 of 3 seeds" in found.why
+    assert "diverged at 0.5 N (3 of 3 seeds)" in found.why
+    other = chapter(spiderboost=(DENSE,), sparse_spiderboost=printed)
+    other.groups[1].config = replace(other.groups[1].config, lr=0.05)  # another step size is another method
+    assert "figure1-right-spiderboost" in [g.name for g in other.groups]
+
+
+def test_slightly_is_not_many_times() -> None:
+    made = chapter(sgd=([2.3, 1.0, 0.5, 0.3, 0.2],), spiderboost=(DENSE,), sparse_spiderboost=(FAST,))
+    assert judged(made, "slightly worse", "spiderboost", "sgd").word == "reproduced"  # 4 steps against 3
+    assert (
+        judged(made, "slightly worse", "spiderboost", "sparse-spiderboost").word
+        == "reproduced in direction, not in size"
+    )
+    assert judged(made, "slightly worse", "sgd", "spiderboost").word == "not reproduced"
+    assert judged(made, "slightly better").word == "reproduced in direction, not in size"
+    assert judged(made, "slightly better", "sgd", "spiderboost").word == "reproduced"
+    assert 4 / 3 < CLEARLY < 2
+    assert judged(made, "no worse", "sgd", "spiderboost").word == "reproduced"
+    assert judged(made, "no worse", "spiderboost", "sgd").word == "not reproduced"
+
+
+def test_within_the_factor_of_theorem_1() -> None:
+    """sqrt(100 * 2) = 14.1 times the queries."""
+    theirs = [2.3, *[0.5] * 20]
+    for times, word in ((10, "reproduced"), (14, "reproduced"), (15, "not reproduced")):
+        ours = [2.3, *[2.0] * (times - 1), *[0.5] * (21 - times)]
+        made = chapter(spiderboost=(theirs, "finished", 0.1), sparse_spiderboost=(ours, "finished", 0.1))
+        found = judged(made, "within the factor")
+        assert (found.word, found.ratio) == (word, f"{times}")
+    lost = chapter(spiderboost=(DENSE,), sparse_spiderboost=([2.3, 60.0], "diverged"))
+    assert judged(lost, "within the factor").word == "not reproduced"
+
+
+def test_a_report_and_the_page_agree() -> None:
+    """The section of an HTML report has the verdicts of the engine, and so have the runs of `compare`."""
+    made = chapter(spiderboost=(DENSE,), sparse_spiderboost=(FAST,))
+    told = section_of(made).verdicts
+    assert told == [v for v in verdicts.of(made) if v.word != "not run"]
+    assert {v.word for v in told if "significant advantage" in v.claim} == {"reproduced"}
+    assert section_of(chapter(spiderboost=(DENSE,))).verdicts == []  # nothing to compare with
+    curves = [curve for g in made.present for curve in g.curves]
+    (section,) = sections_of([replace(c, config=c.config | {"options": {}}) for c in curves])
+    (compared,) = section.verdicts
+    assert (compared.word, compared.ratio) == ("fewer queries", "0.50")
+    assert compared.claim == "Algorithm 1 (sparse SpiderBoost) beside SpiderBoost"
 
 
 def test_a_claim_is_about_the_printed_form_whatever_ran_first() -> None:
@@ -128,33 +238,164 @@ def test_a_claim_is_about_the_printed_form_whatever_ran_first() -> None:
     names = ["figure3-sgd-tuned", "figure3-sgd", "figure3-spiderboost"]
     part = replace(part, configs=sorted(part.configs, key=lambda c: names.index(c.name) if c.name in names else 9))
     losses = {"figure3-sgd-tuned": [0.7, 0.1, 0.05], "figure3-sgd": [0.7, 0.6, 0.5], "figure3-spiderboost": DENSE}
-    rows = {
-        name: [{"queries": float(i), "seconds": 0.0, "train_loss": x} for i, x in enumerate(losses[name])]
-        for name in names
-    }
-    made = evidence.make_chapter("figure3", part, {name: Curve(name, rows[name]) for name in names})
+    curves = {n: run(n, losses[n], step=1.0, seconds=200.0) for n in names}
+    made = evidence.make_chapter("figure3", part, curves)
     assert [g.name for g in made.present] == names
-    worse = next(v for v in verdicts.of(made) if v.claim == "SpiderBoost is slightly worse than SGD")
+    worse = next(v for v in verdicts.of(made) if v.claim == "We see SpiderBoost is slightly worse than SGD")
     assert worse.runs == ["figure3-sgd", "figure3-spiderboost"]
-    assert "by SGD at 2.00 N" in worse.why
 
 
-def entropy_chapter(**ends: tuple[float, float]) -> Chapter:
+def test_the_first_epochs_are_compared_with_the_whole() -> None:
+    part = experiments("paper")["figure3"][0]
+
+    def word(ours: list[float]) -> str:
+        theirs = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+        losses = {"figure3-sgd": theirs, "figure3-sparse-spiderboost": ours}
+        curves = {f"{n}-seed{s}" if s else n: run(n, x, s, step=1.0) for n, x in losses.items() for s in THREE}
+        made = evidence.make_chapter("figure3", part, curves)
+        claim = next(c for c in CLAIMS if c.rule == "early")
+        return verdicts.judge(replace(claim, parts=("figure3",)), Material({"figure3": made}))[0].word
+
+    assert word([1.0, 0.5, 0.45, 0.42, 0.41, 0.4, 0.35, 0.3, 0.2, 0.1]) == "reproduced"  # 0.2 early, 1 at the end
+    assert word([1.0, 0.9, 0.8, 0.7, 0.6, 0.1, 0.1, 0.1, 0.1, 0.1]) == "not reproduced"
+
+
+def entropy_chapter(many: int = 3, broken: str = "", **ends: tuple[float, float]) -> Chapter:
     """Table 1 with runs over 150 epochs that have these entropies at the start and at the end."""
     part = experiments("paper")["table1"][0]
     curves = {}
     for name, (before, after) in ends.items():
-        rows = [
-            {"queries": q, "seconds": 0.0, "entropy": e, "train_loss": 1.0} for q, e in ((0.0, before), (150.0, after))
-        ]
-        curves[f"table1-{name.replace('_', '-')}"] = Curve(name, rows)
+        key = f"table1-{name.replace('_', '-')}"
+        for seed in range(many):
+            rows = [
+                {"queries": q, "seconds": 0.0, "entropy": e, "train_loss": 1.0}
+                for q, e in ((0.0, before), (150.0, after))
+            ]
+            status = "collapsed" if name == broken else "finished"
+            curves[f"{key}-seed{seed}" if seed else key] = Curve(name, rows, status)
     return evidence.make_chapter("table1", part, curves)
 
 
+def entropy_words(made: Chapter) -> dict[str, str]:
+    material = Material({"table1": made})
+    return {c.rule: verdicts.judge(c, material)[0].word for c in CLAIMS if c.rule.startswith("entropy")}
+
+
 def test_entropies_against_the_printed_ones() -> None:
-    good = entropy_chapter(cnn_mnist=(14.2, 2.8), cnn_svhn=(13.1, 3.1), resnet18_svhn=(22.6, 22.0))
-    assert [v.word for v in verdicts.of(good)] == ["reproduced"] * 4
-    bad = entropy_chapter(cnn_mnist=(14.2, 9.0), cnn_svhn=(10.0, 3.1), resnet18_svhn=(22.6, 20.0))
-    assert [v.word for v in verdicts.of(bad)] == ["reproduced in part", *["not reproduced"] * 3]
-    alone = entropy_chapter(cnn_mnist=(14.2, 2.8))
-    assert [v.word for v in verdicts.of(alone)] == ["reproduced", "reproduced", "not run yet", "not run yet"]
+    good = {"cnn_mnist": (14.2, 2.8), "cnn_svhn": (13.1, 3.1), "resnet18_svhn": (22.6, 22.0)}
+    words = entropy_words(entropy_chapter(**good))
+    assert set(words.values()) == {"reproduced"}
+    assert len(words) == 6
+    words = entropy_words(entropy_chapter(cnn_mnist=(14.2, 9.0), cnn_svhn=(10.0, 3.1), resnet18_svhn=(22.6, 20.0)))
+    assert words["entropy before"] == "reproduced in 2 of 3"
+    assert words["entropy after"] == words["entropy about 3"].replace("1 of 2", "1 of 3") == "reproduced in 1 of 3"
+    assert words["entropy steady"] == "not reproduced"
+    # A dead network has little entropy, and shows nothing.
+    dead = entropy_words(entropy_chapter(broken="cnn_mnist", cnn_mnist=(14.2, 2.8)))
+    assert dead["entropy about 3"] == "not reproduced"
+    alone = entropy_words(entropy_chapter(1, **good))
+    assert alone["entropy about 3"] == "no verdict: one seed"
+
+
+def test_runs_cut_short_and_seeds_are_named(tmp_path: Path) -> None:
+    made = chapter(spiderboost=(DENSE, "stopped", 0.365), sgd=(FAST,))
+    assert page_paper.state(made, made.find("spiderboost")) == "to 1.5 N"
+    assert page_paper.at(made.find("sgd"), 1.0, "train_loss") == 0.25
+    assert page_paper.at(made.find("spiderboost"), 2.0, "train_loss") is None
+    (line,) = page_paper.missing([made])
+    assert "`figure1-right-spiderboost` (to 1.5 N of 20 N)" in line
+    assert "figure1-right-sgd" not in line
+
+
+# The page.
+
+
+def words_of(results: Path) -> dict[tuple[str, str, str], str]:
+    material = page_material.material(results)
+    made = {(c.text, c.rule): verdicts.judge(c, material) for c in CLAIMS}
+    return {(*claim, f"{v.part} {v.seeds}"): v.word for claim, found in made.items() for v in found}
+
+
+@pytest.fixture(scope="module")
+def held() -> dict[tuple[str, str, str], str]:
+    return words_of(ROOT / "results")
+
+
+def swapped(folder: Path, file: str, one: str, other: str) -> Path:
+    """A copy of results/ in which two runs, of all seeds, have each other's curves and ends."""
+    for name in ("paper", "benchmarks", "inspect", "tune"):
+        shutil.copytree(ROOT / "results" / name, folder / name, ignore=shutil.ignore_patterns("*.png"))
+    path = folder / file
+    runs = {r["name"]: r for r in json.loads(path.read_text())["runs"]}
+    taken = ("curve", "status", "reason")
+    for end in ("", *(f"-seed{seed}" for seed in range(1, 5))):
+        a, b = runs.get(one + end), runs.get(other + end)
+        if a is not None and b is not None:
+            old = {key: a[key] for key in taken}
+            a |= {key: b[key] for key in taken}
+            b |= old
+    path.write_text(json.dumps({"runs": list(runs.values())}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "one", "other", "claim", "before", "after"),
+    [
+        ("paper/paper_figure1.json", "figure1-left-spiderboost", "figure1-left-sparse-spiderboost-adaptive",
+         "works well on large neural networks", "one seed: reproduced", "one seed: not reproduced|only with"),
+        ("paper/paper_figure3.json", "figure3-sgd", "figure3-spiderboost",
+         "We see SpiderBoost is slightly worse than SGD", "not reproduced", "in direction, not in size"),
+        ("paper/ablation_split.json", "split-cnn-sparse-svrg-0.1-0", "split-cnn-sparse-svrg-0-0.1",
+         "the top-k operator generally outperforms", "reproduced", "not reproduced"),
+    ],
+)  # fmt: skip
+def test_swapped_runs_change_the_verdict_and_the_page(
+    file: str, one: str, other: str, claim: str, before: str, after: str, held: dict, tmp_path: Path
+) -> None:
+    folder = swapped(tmp_path, file, one, other)
+    now = words_of(folder)
+    changed = [key for key in held if claim in key[0] and held[key] == before and re.search(after, now[key])]
+    assert changed, {key: (held[key], now.get(key)) for key in held if claim in key[0]}
+    assert page.texts(folder)["reproduction/claims.md"] != (ROOT / "docs/reproduction/claims.md").read_text()
+
+
+def test_words_on_the_page_follow_from_the_numbers_beside_them() -> None:
+    """Read as a reader would: each row of a comparison with a ratio, its seeds, and its word."""
+    text = (ROOT / "docs" / "reproduction" / "claims.md").read_text()
+    read = 0
+    for section in text.split("\n### ")[1:]:
+        quote = section.partition("”")[0]
+        rules = {c.rule for c in CLAIMS if f"“{c.text}" in quote}
+        for row in re.findall(r"^\| .+ \| \*\*(.+?)\*\* \| ([\d.]+e?[+\d]*)(?: \(.+?\))? \| (.+?) \| ", section, re.M):
+            word, ratio, told = row[0], float(row[1]), row[2]
+            agree = re.match(r"(\d) of (\d) seeds", told)
+            if re.match("no verdict", word) or rules & {"within the factor", "range", "early"}:
+                continue
+            clear = agree is None or 5 * (int(agree[2]) - int(agree[1])) <= int(agree[2])
+            few = told.startswith("1 seed")
+            assert word.startswith("one seed: ") == few, row
+            said = re.sub("^(one seed|two seeds): ", "", word)
+            if rules & {"better", "slightly better", "tuned, consistently", "consistently", "splits"}:
+                assert (said.startswith("reproduced")) == (ratio < 1 / LEVEL and (few or agree is not None)), row
+                assert said != "not reproduced" or ratio > LEVEL, row
+            elif rules & {"no worse", "tuned, no worse"}:
+                assert (said == "not reproduced") == (ratio > LEVEL), row
+            elif rules & {"slightly worse"}:
+                assert (said == "not reproduced") == (ratio < 1 / LEVEL), row
+            assert clear, row
+            read += 1
+    assert read > 30
+
+
+def test_every_claim_has_a_rule_and_its_test_exists() -> None:
+    for claim in CLAIMS:
+        assert claim.rule in verdicts.RULES, claim
+        assert claim.rule not in page.TOLD or claim.note, claim
+        if claim.test:
+            file, _, name = claim.test.partition("::")
+            assert f"def {name}(" in (ROOT / file).read_text(), claim.test
+
+
+def test_a_page_needs_no_results(tmp_path: Path) -> None:
+    collect.save(path_of(tmp_path / "paper", "figure1"), [])
+    assert "**not run**" in page.texts(tmp_path)["reproduction/claims.md"]

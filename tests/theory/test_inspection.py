@@ -89,7 +89,7 @@ def test_inspect_measures_and_leaves_the_model_alone() -> None:
     state = torch.get_rng_state()
     told: list[str] = []
     found = silk.inspect(
-        model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=400, report=told.append
+        model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=4 / 3, report=told.append
     )
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -121,7 +121,7 @@ def test_every_method_gets_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> N
             tried.append((run.method.name, run.lr, budget))
 
     monkeypatch.setattr(trials._Run, "go_to", noted)
-    silk.inspect(model, loss, data, lr=1.0, adam_lr=0.01, anchor_batch_size=50, batch_size=10, budget=400)
+    silk.inspect(model, loss, data, lr=1.0, adam_lr=0.01, anchor_batch_size=50, batch_size=10, budget=4 / 3)
     for method in trials.METHODS:
         mine = [(lr, budget) for name, lr, budget in tried if name == method.name]
         lr = {"AdamW": 0.01, "SparseAdamW": 0.04}.get(method.name, 1.0)
@@ -131,7 +131,7 @@ def test_every_method_gets_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_its_step_size_adamw_is_left_out() -> None:
     model, loss, data = problem()
-    found = silk.inspect(model, loss, data, lr=1.0, adam_lr=None, anchor_batch_size=50, batch_size=10, budget=200)
+    found = silk.inspect(model, loss, data, lr=1.0, adam_lr=None, anchor_batch_size=50, batch_size=10, budget=2 / 3)
     assert [t.method for t in found.trials] == [m.name for m in trials.METHODS if "AdamW" not in m.name]
 
 
@@ -147,7 +147,7 @@ def test_methods_without_differences_have_no_anchors(monkeypatch: pytest.MonkeyP
         asked.setdefault(run.method.name, set()).add(round(run.spent - before))
 
     monkeypatch.setattr(trials._Run, "_step", noted)
-    silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=400)
+    silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=100, batch_size=10, budget=4 / 3)
     assert asked["SparseSGD"] == asked["SparseAdamW"] == {2}
     assert asked["SVRG"] == {100, 20}
     assert asked["AdamW"] == asked["SGD"] == {10}
@@ -162,11 +162,11 @@ def test_a_trial_that_diverges_is_not_the_best() -> None:
     def loss(model: nn.Module, batch: Tensor) -> Tensor:
         return 0.5 * model.weight.square().sum() + 0 * batch.sum()  # pyright: ignore[reportAttributeAccessIssue]
 
-    found = silk.inspect(model, loss, data, lr=1.2, adam_lr=None, anchor_batch_size=50, batch_size=10, budget=1000)
+    found = silk.inspect(model, loss, data, lr=1.2, adam_lr=None, anchor_batch_size=50, batch_size=10, budget=5)
     assert all(t.lr < 2.4 for t in found.trials)
     assert all(t.lowest < 1e-3 for t in found.trials if not t.sparse)
     with pytest.raises(ValueError, match=r"lr = 1e\+10: the gradients already overflow"):
-        silk.inspect(model, loss, data, lr=1e10, anchor_batch_size=50, batch_size=10, budget=2000)
+        silk.inspect(model, loss, data, lr=1e10, anchor_batch_size=50, batch_size=10, budget=10)
 
 
 def test_no_verdict_without_progress() -> None:
@@ -180,7 +180,7 @@ def test_no_verdict_without_progress() -> None:
 def test_data_sets_that_are_lists_of_samples() -> None:
     model, loss, (x, y) = problem()
     data = [(a, b) for a, b in zip(x, y, strict=True)]
-    found = silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=50, batch_size=10, budget=300)
+    found = silk.inspect(model, loss, data, lr=1.0, anchor_batch_size=50, batch_size=10, budget=1)
     assert found.samples == 300
 
 
@@ -199,7 +199,7 @@ def test_dropout_buffers_and_modes_are_left_as_they_were() -> None:
     model = Counting()
     model.drop.eval()
     before = {name: b.clone() for name, b in model.named_buffers()}
-    found = silk.inspect(model, loss, data, lr=0.1, anchor_batch_size=50, batch_size=10, budget=300)
+    found = silk.inspect(model, loss, data, lr=0.1, anchor_batch_size=50, batch_size=10, budget=1)
     assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
     assert model.training
     assert not model.drop.training
@@ -221,7 +221,7 @@ def test_the_model_is_given_back_without_compact_parameters(where: str, monkeypa
         return loss(model, batch)
 
     with nullcontext() if where == "nowhere" else pytest.raises(ValueError, match="not while it is sparse"):
-        silk.inspect(model, fails, data, lr=1.0, anchor_batch_size=50, batch_size=10, budget=200)
+        silk.inspect(model, fails, data, lr=1.0, anchor_batch_size=50, batch_size=10, budget=2 / 3)
     assert list(dict(model.named_parameters())) == names
     assert all(map(torch.equal, model.parameters(), before))
 
@@ -233,12 +233,14 @@ def test_an_error_of_the_loss_is_the_users_to_see() -> None:
         raise ValueError("batch sizes do not match")
 
     with pytest.raises(ValueError, match="batch sizes do not match"):
-        silk.inspect(model, loss, data, anchor_batch_size=50, batch_size=10, budget=300)
+        silk.inspect(model, loss, data, anchor_batch_size=50, batch_size=10, budget=1)
 
 
 def test_bad_arguments() -> None:
     model, loss, data = problem()
     with pytest.raises(ValueError, match="lr = 0"):
         silk.inspect(model, loss, data, lr=0)
-    with pytest.raises(ValueError, match="at least four anchors"):
-        silk.inspect(model, loss, data, budget=10)
+    with pytest.raises(ValueError, match=r"budget = 3 N must be at least four anchors, 4 N, at most 1000 N"):
+        silk.inspect(model, loss, data, budget=3)
+    with pytest.raises(ValueError, match=r"budget = 8000 N must be"):  # a count of queries, as in 0.1.0
+        silk.inspect(model, loss, data, budget=8000)

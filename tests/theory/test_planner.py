@@ -152,7 +152,7 @@ def test_cost_is_what_the_optimizer_counts() -> None:
         ({"delta_f": math.nan}, "delta_f = nan"),
         ({"n": 0}, "n = 0 must be a whole number"),
         ({"k2": 0}, "k2 = 0: Theorem 1 needs an unbiased operator"),
-        ({"k2": 0, "method": "anchored"}, "k2 = 0: Theorem 3"),
+        ({"k2": 0, "method": "anchored"}, "k2 = 0: Proposition A"),
         ({"k2": 0, "method": "selected"}, "k2 = 0 with outside = 1"),
         ({"outside": 1.5}, "outside = 1.5 must lie in"),
         ({"inner_steps": 0}, "inner_steps = 0 must be positive"),
@@ -173,15 +173,24 @@ def test_bad_values_are_explained(change: dict, told: str) -> None:
         ({"batch_size": 10_000}, "exceeds B"),
         ({"batch_size": 10_000}, "below 1: most loops are an anchor alone"),
         ({"delta_f": 1e-9}, "the starting point has a gradient this small"),
+        ({"outside": 0.1}, "do not depend on outside: they hold if the mean R_j, which silk.Residuals measures, is at"),
+        ({"outside": 0.1, "batch_size": 100}, "is above the largest stable lr of"),
+        ({"outside": 0.0, "method": "anchored", "k2": 2, "inner_steps": 2}, "is above the largest stable lr of"),
     ],
 )
 def test_values_that_say_little_are_noted(change: dict, told: str) -> None:
     assert any(told in note for note in silk.plan(**{**CONSTANTS, **change}).notes)
 
 
+def test_a_stable_step_is_not_warned_of_and_theorem_1_uses_no_share() -> None:
+    for plan in (silk.plan(**CONSTANTS), silk.plan(**CONSTANTS, outside=0.1, k1=0, k2=1.0)):
+        assert plan.lr <= plan.largest_stable_lr
+        assert not any("stable" in note or "outside" in note for note in plan.notes)
+
+
 def test_selected_without_random_part_needs_a_measured_capture() -> None:
     plan = silk.plan(**CONSTANTS, k1=0.1, k2=0, method="selected", outside=0.4)
-    assert plan.statement == "Theorem 4"
+    assert plan.statement == "Proposition B"
     assert plan.largest_stable_lr == 1.0
 
 

@@ -61,17 +61,17 @@ class InBackward:
 class Adapted(nn.Module):
     """A linear layer with a trained product of low rank beside it: as peft does it, where peft is not installed."""
 
-    def __init__(self, layer: nn.Linear, rank: int, alpha: float):
+    def __init__(self, layer: nn.Linear, rank: int, alpha: float, dtype: torch.dtype | None):
         super().__init__()
         self.layer, self.scale = layer, alpha / rank
-        kind = {"dtype": torch.float32, "device": layer.weight.device}  # peft's factors are in single precision too
+        kind: Any = {"dtype": dtype or layer.weight.dtype, "device": layer.weight.device}
         self.a = nn.Parameter(torch.empty(rank, layer.in_features, **kind))
         self.b = nn.Parameter(torch.zeros(layer.out_features, rank, **kind))
         nn.init.kaiming_uniform_(self.a, math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.layer(x)
-        return out + (x.to(self.a.dtype) @ self.a.T @ self.b.T * self.scale).to(out.dtype)
+        return out + (x.to(self.a.dtype) @ self.a.T * self.scale @ self.b.T).to(out.dtype)
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,7 @@ def _adamw_8bit(model: nn.Module, lr: float, blocks: str, given: State) -> Any:
 def _lora(model: nn.Module, lr: float, blocks: str, given: State) -> torch.optim.Optimizer:
     """peft's adapters on all linear layers of the blocks, or the same in plain torch without peft."""
     rank, alpha = given["rank"], given["alpha"] or given["rank"]
-    names = [
-        f"{blocks}.{name}" for name, module in _blocks(model, blocks).named_modules() if isinstance(module, nn.Linear)
-    ]
+    names = _linear_layers(model, blocks)
     model.requires_grad_(False)
     if find_spec("peft") is not None:
         peft = import_module("peft")
@@ -120,11 +118,8 @@ def _lora(model: nn.Module, lr: float, blocks: str, given: State) -> torch.optim
             if "lora_" in name:
                 p.data = p.data.float()
     else:
-        for name in names:
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, Adapted(model.get_submodule(name), rank, alpha))  # pyright: ignore[reportArgumentType]
-    trained = _trainable(model)
-    return torch.optim.AdamW(trained, lr, weight_decay=given["weight_decay"], fused=trained[0].is_cuda)
+        _adapt(model, names, rank, alpha, torch.float32)  # as peft's factors are
+    return _adamw(model, lr, given["weight_decay"])
 
 
 def _galore(model: nn.Module, lr: float, blocks: str, given: State) -> Any:
@@ -267,3 +262,27 @@ def _matrices(model: nn.Module, blocks: str) -> tuple[list[nn.Parameter], list[n
     inside = {id(p) for p in _blocks(model, blocks).parameters() if p.dim() == 2}
     params = _trainable(model)
     return [p for p in params if id(p) in inside], [p for p in params if id(p) not in inside]
+
+
+def lora(model: nn.Module, rank: int, lr: float, blocks: str = "blocks") -> torch.optim.Optimizer:
+    """LoRA at its fastest, for timings: in plain torch, with factors in the dtype of the weights."""
+    names = _linear_layers(model, blocks)
+    model.requires_grad_(False)
+    _adapt(model, names, rank, rank, None)
+    return _adamw(model, lr)
+
+
+def _linear_layers(model: nn.Module, blocks: str) -> list[str]:
+    inside = _blocks(model, blocks).named_modules()
+    return [f"{blocks}.{name}" for name, module in inside if isinstance(module, nn.Linear)]
+
+
+def _adapt(model: nn.Module, names: list[str], rank: int, alpha: float, dtype: torch.dtype | None) -> None:
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, Adapted(model.get_submodule(name), rank, alpha, dtype))  # pyright: ignore[reportArgumentType]
+
+
+def _adamw(model: nn.Module, lr: float, weight_decay: float = 0.01) -> torch.optim.Optimizer:
+    trained = _trainable(model)
+    return torch.optim.AdamW(trained, lr, weight_decay=weight_decay, fused=trained[0].is_cuda)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from spidersilk.layers.registry import Part, Rule
 
@@ -31,7 +33,7 @@ class Dressed(nn.Module):
         return {name: value for name, value in self.__dict__.items() if name != "_source"}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain = object.__new__(self._plain)
+        plain = object.__new__(_without(type(self)))
         plain.__dict__ |= self._undressed()
         return plain.__reduce_ex__(1)  # from 2 on pickle compares the class with this object's
 
@@ -40,20 +42,23 @@ class Ruled(Dressed):
     """One whose weight gets the gradient of selected groups, by the rule for its kind of layer."""
 
     _rule: ClassVar[Rule]
-    _source: Source
+    _source: Source | None = None  # as it is of another module of this class, which somebody has made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        part = self._source.part() if self._is_open() else None
+        if not isinstance(self, Ruled):  # somebody kept this method, and the module, or a copy, is ordinary again
+            return type(self).forward(self, *args, **kwargs)
+        source = self._source
+        part = source.part() if source is not None and self._is_open(source) else None
         output = None if part is None else type(self)._rule(self, part, *args, **kwargs)
         return super().forward(*args, **kwargs) if output is None else output
 
-    def _is_open(self) -> bool:
+    def _is_open(self, source: Source) -> bool:
         weight: Any = self.weight
         if torch.compiler.is_compiling():
             usual = not torch.compiler.is_exporting()
         else:
-            usual = not torch._C._are_functorch_transforms_active()
-        return usual and torch.is_grad_enabled() and weight.requires_grad and weight is self._source.weight
+            usual = not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+        return usual and torch.is_grad_enabled() and weight.requires_grad and weight is source.weight
 
 
 def dress(module: Any, *kinds: type[Dressed], source: Source | None = None, rule: Rule | None = None) -> None:
@@ -66,8 +71,18 @@ def dress(module: Any, *kinds: type[Dressed], source: Source | None = None, rule
 
 def undress(module: Any) -> None:
     """Give a module its own class back."""
-    module.__class__ = getattr(type(module), "_plain", type(module))
+    module.__class__ = _without(type(module))
     module.__dict__.pop("_source", None)
+
+
+def _without(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class without ours, also if somebody (a parametrization) has put a class of theirs above it."""
+    if "_plain" in vars(kind):
+        return vars(kind)["_plain"]
+    if not issubclass(kind, Dressed):
+        return kind
+    names = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    return types.new_class(kind.__name__, tuple(map(_without, kind.__bases__)), exec_body=lambda to: to.update(names))
 
 
 @functools.cache

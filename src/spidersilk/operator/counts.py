@@ -1,10 +1,11 @@
-"""k1 and k2: a float is a fraction in [0, 1], rounded up; an int is a count."""
+"""k1 and k2: a float is a fraction in [0, 1], rounded up; an int is a count. So 1.0 is all, and 1 is one."""
 
 from __future__ import annotations
 
 import math
 
 Count = int | float
+MANY = 1000  # coordinates: of so many nobody means to take one
 
 
 def check_count(name: str, value: Count) -> None:
@@ -18,13 +19,23 @@ def check_count(name: str, value: Count) -> None:
         raise ValueError(f"{name} = {value} must lie in [0, 1] as a float: {hint}")
 
 
+def check_meant(k1: Count, k2: Count, d: int, of: str = "coordinates") -> None:
+    """Refuse the int 1 where there are many coordinates: 1.0, all of them, is what was meant, if anything was."""
+    for name, value in (("k1", k1), ("k2", k2)):
+        if isinstance(value, int) and value == 1 and d >= MANY:
+            raise ValueError(
+                f"{name} = 1 is a count, one of {d:,} {of}: write {name}=1.0 for all of them, or {name}=1/{d} for one"
+            )
+
+
 def check_shares(k1: Count, k2: Count, groups: str) -> None:
     """What k1 and k2 must be where `groups` ("rows", "columns") are selected: no count fits those of every length."""
     for name, value in (("k1", k1), ("k2", k2)):
         if isinstance(value, int) and value:
+            remedy = f"{name}=1.0 for all" if value == 1 else f"for example {name}=0.05"
             raise ValueError(
                 f"{name} = {value} is a count, and {groups} are selected by their share among those of each length: "
-                f"give a fraction, for example {name}=0.05"
+                f"give a fraction, {remedy}"
             )
     if k1 + k2 == 0:
         raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to a fraction above 0")

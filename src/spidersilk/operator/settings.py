@@ -18,7 +18,8 @@ Scaling = Literal["unbiased", "none", "refresh"]
 
 @dataclass(frozen=True)
 class RTop:
-    """How a sparse method selects. A float k is a fraction in [0, 1], rounded up; an int is a count.
+    """How a sparse method selects. A float k is a fraction in [0, 1], rounded up; an int is a count. 1.0 is all; 1 is
+    one coordinate, and an optimizer of 1000 or more refuses it, as that is hardly what was meant.
 
     `scaling`: "unbiased" (the paper's operator), "none" (the random part as it is), "refresh" (as "none", and a
     coordinate keeps its refreshed value until it is selected again or a new anchor comes), or None: the method's own.

@@ -42,12 +42,14 @@ class Averaging:
         self._averaged: dict[Tensor, ReferenceType[Tensor]] = {}  # of a parameter, its gradient that is averaged
 
     def arrived(self, param: Tensor) -> None:
-        """Something was added to its gradient, in a backward pass."""
+        """Something was added to its gradient."""
         self._averaged.pop(param, None)
         self._check()
         if self._is_off or any(not wrapper.require_backward_grad_sync for wrapper in self.wrappers):
             return
         number = torch._C._current_graph_task_id()
+        if number < 0:
+            return  # no backward pass is going on: the step averages it
         if number not in self._queued:
             self._queued.add(number)
             _engine.queue_callback(lambda: self._finish(number))

@@ -12,6 +12,7 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam
 from spidersilk.kernels.interface import Entries, Rule, Step
 from spidersilk.sparse.sharded import is_sharded
 from spidersilk.sparse.weights import Weights
+from spidersilk.variance.saving import Saves
 
 Groups = Sequence[dict[str, Any]]
 RULES: dict[type[Optimizer], Rule] = {SGD: "sgd", AdamW: "adamw"}
@@ -20,6 +21,8 @@ RULES: dict[type[Optimizer], Rule] = {SGD: "sgd", AdamW: "adamw"}
 def check_base(base_class: object) -> None:
     if not isinstance(base_class, type) or not issubclass(base_class, Optimizer):
         raise ValueError(f"base_class = {base_class!r} must be a class of torch.optim, such as torch.optim.AdamW")
+    if issubclass(base_class, Saves):
+        raise ValueError(f"base_class = {base_class.__name__} is not a class of torch.optim: use AdamW or the like")
     if issubclass(base_class, LBFGS | SparseAdam) or base_class.__name__ in ("Adafactor", "Muon"):
         raise ValueError(f"base_class = {base_class.__name__} cannot step single entries: use SGD, AdamW or the like")
 

@@ -14,12 +14,11 @@ from spidersilk.layers import Part
 from spidersilk.operator.counts import Count, counts_within
 from spidersilk.sparse.sharded import as_listed, as_parameter, counts_of, from_list, is_sharded, local
 from spidersilk.variance.compact import is_second_moment
-from spidersilk.variance.flat import is_dense
 
 HALVES = (torch.bfloat16, torch.float16)
 CHANGED = (
-    "a weight was moved to another device or dtype after the optimizer was made, which does not follow: move the model "
-    "first, then make the optimizer"
+    "a weight was moved to another device, dtype or memory format after the optimizer was made, which does not follow: "
+    "move the model first, then make the optimizer"
 )
 SMALL = 1 << 16  # entries of a vector (a norm, a bias) that is trained whole
 DECAY = 0.5  # weight of the newest norms in the scores of groups
@@ -42,7 +41,7 @@ class Compact:
     def __init__(
         self, number: int, weight: Tensor, k1: Count, k2: Count, kernels: Kernels, dimension: int | None = None
     ):
-        part = local(weight)
+        part, self.shares = local(weight), (k1, k2)
         self.number, self.weight, self.kernels = number, weight, kernels
         self.is_whole = is_trained_whole(weight, k1, k2, dimension)
         self.dimension = None if self.is_whole else dimension
@@ -98,17 +97,17 @@ class Compact:
         addresses = part.data_ptr(), local(self.param).data_ptr()
         if addresses != self._addresses:
             moved = addresses[1] != self._addresses[1] or (part.device, part.dtype) != self.kind
-            if moved or not is_dense(part):
+            if moved or part.stride() != self._stride:
                 raise RuntimeError(CHANGED)
-            self.view, self._stride, self._addresses = self._view_of(part), part.stride(), addresses
+            self.view, self._addresses = self._view_of(part), addresses
             self._entries = None
         if self._entries is None:
             self._entries = Entries(self.view, self.indices, self.values)
         return self._entries
 
     def part(self) -> Part | None:
-        """What a layer rule is to give the gradient of; none while a whole one is wanted."""
-        if self.is_dense or self.dimension is None:
+        """What a layer rule is to give the gradient of; none while a whole one is wanted, by us or by a hook."""
+        if self.is_dense or self.dimension is None or self.weight._backward_hooks:
             return None
         return Part(self.param, self.indices, self.dimension)
 
@@ -163,10 +162,12 @@ class Compact:
         self.indices.copy_(new)
 
     def arrived(self) -> Tensor | None:
-        """The gradient that the weight has, which it then has no more, laid out as the weight is."""
+        """The gradient that the weight has, which it then has no more, laid out as the weight is; none if frozen."""
         gradient, self.weight.grad = self.weight.grad, None
-        if gradient is None:
+        if gradient is None or not self.param.requires_grad:
             return None
+        if (gradient.device, self.weight.dtype) != self.kind:
+            raise RuntimeError(CHANGED)
         if gradient.requires_grad:
             gradient = gradient.detach()
         gradient = local(gradient) if self._is_sharded else gradient

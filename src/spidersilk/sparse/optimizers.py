@@ -32,7 +32,7 @@ class Shared(TypedDict, total=False):
 
 
 class SparseSGD(Sparse):
-    """torch's SGD, with momentum or without, on the selected entries of each weight."""
+    """torch's SGD on the selected entries of each weight. `Sparse` has the other arguments."""
 
     def __init__(
         self,
@@ -54,7 +54,10 @@ class SparseSGD(Sparse):
 
 
 class SparseAdamW(Sparse):
-    """torch's AdamW on the selected entries of each weight. It wants a larger step than AdamW: 4 to 8 times."""
+    """torch's AdamW on the selected entries of each weight. `Sparse` has the other arguments.
+
+    It wants a larger step than AdamW: 4 to 8 times.
+    """
 
     def __init__(
         self,

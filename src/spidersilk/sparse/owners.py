@@ -6,7 +6,8 @@ that leaves them out of `state_dict`, copies and pickles, and that lets a layer 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,17 +37,15 @@ class Owners:
     def place(self, compact: Compact, places: Sequence[tuple[nn.Module, str]]) -> None:
         """On all modules that own the weight: parameters() names it once."""
         for module, name in places:
-            if not isinstance(module, Owner):
-                module.__dict__["_compacts"] = {}
             module.register_parameter(name + SUFFIX, compact.param)
-            module.__dict__["_compacts"][name] = compact
+            module.__dict__.setdefault("_compacts", {})[name] = compact
             _dress(module)
             self._placed.append((module, name))
 
     def close(self) -> None:
         for module, name in self._placed:
             if isinstance(module, Owner):
-                module._compacts.pop(name, None)
+                module.__dict__["_compacts"].pop(name, None)
                 module._parameters.pop(name + SUFFIX, None)
                 _dress(module)
         self._placed = []
@@ -55,7 +54,7 @@ class Owners:
 class Owner(Dressed):
     """What a module is while it has compact parameters."""
 
-    _compacts: dict[str, Compact]
+    _compacts: Mapping[str, Compact] = MappingProxyType({})  # as in another module of this class
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -48,6 +48,11 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
             "selected within a part, so load it on as many ranks, or begin with a new optimizer"
         )
     for number, (here, there) in enumerate(zip(base.param_groups, state["param_groups"], strict=True)):
+        missing = [name for name in base.defaults if name not in there]
+        if missing and there.keys() - here.keys() - {"selection"}:
+            raise ValueError(
+                f"group {number} of the state has no {missing[0]!r}, it is of another optimizer: construct the same"
+            )
         wrong = [name for name in ("k1", "k2", "groups") if there.get(name) != here[name]]
         if wrong:
             name = wrong[0]
@@ -96,6 +101,7 @@ def load(state: State, base: Optimizer, compacts: Compacts) -> State:
             if compact.scores is not None and compact.values.numel():
                 compact.scores.copy_(compact.from_saved(values["scores"]))
             compact.is_selected = True
+            compact.param.grad = None  # it was of other entries
     kept = {p: {n: v for n, v in values.items() if n not in OURS} for p, values in state["state"].items()}
     groups = [{n: v for n, v in group.items() if n != "selection"} for group in state["param_groups"]]
     base.load_state_dict(state | {"state": {p: v for p, v in kept.items() if v}, "param_groups": groups})

@@ -14,9 +14,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from spidersilk.checks import check_choice, check_number, check_positive_int
+from spidersilk.checks import check_number, check_positive_int
 from spidersilk.loop.markers import WHOLE, Anchor, IsAnchor, Small
-from spidersilk.operator.counts import Count, check_count, check_shares
+from spidersilk.operator.counts import Count
 from spidersilk.operator.groups import Groups
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.parallel.workers import Alone, Group, Share, Traffic
@@ -25,13 +25,11 @@ from spidersilk.sparse.averaging import Averaging
 from spidersilk.sparse.compact import Compact
 from spidersilk.sparse.pieces import Pieces
 from spidersilk.sparse.sharded import rank_of, ranks_of
-from spidersilk.sparse.weights import Weights, trainable
-from spidersilk.variance.saving import Saves
-
-Closure = Callable[[], Any]
+from spidersilk.sparse.weights import CLOSED, Weights, check_group, trainable
+from spidersilk.variance.over_base import OverBase
 
 
-class Sparse(Saves):
+class Sparse(OverBase):
     """A torch optimizer that holds gradient and state for the selected entries of each weight alone.
 
     `loss.backward(); optimizer.step(); optimizer.zero_grad()`: a gradient of a weight is read at the selected entries
@@ -42,13 +40,15 @@ class Sparse(Saves):
         like, and with k2=1.0 is trained whole. Vectors of at most 65,536 entries (norms, biases) are trained whole.
     base_class: a torch.optim class; `base_arguments` go to it.
     k1, k2: how many entries of each weight are chosen by the size of their gradient, and at random. A float is a share
-        of the weight, rounded up; an int is a count.
+        of the weight, rounded up; an int is a count. 1.0 is all, 1 is one entry (refused for 1000 entries or more).
     groups: "columns": whole input features of linear layers, input channels of convolutions, rows of embedding tables;
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
-    generator: seeds the selections, once; torch's default one if None.
-    process_group: the ranks that train together; None: all there are (docs/distributed.md).
+    generator: seeds the selections, once. process_group: ranks that train together; None: all (docs/distributed.md).
+
+    `steps`, `age`: updates, and those since the selection was made. `d`, `k`, `density`: entries of all weights, those
+    that are trained, their ratio. `gradient_queries`: nan if a step did not say `samples`.
     """
 
     def __init__(
@@ -73,16 +73,14 @@ class Sparse(Saves):
         bases.check_base(base_class)
         model = model_or_params if isinstance(model_or_params, nn.Module) else None
         self.inner_steps, self.max_norm = inner_steps, max_norm
-        self.steps, self.age = 0, 0  # updates, in all and since the selection was made
-        self.gradient_queries = 0.0  # in the paper's accounting; nan if a step did not say how many samples
-        self._base: Optimizer | None = None
+        self.steps, self.age, self.gradient_queries = 0, 0, 0.0
         self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups}
         self._pieces = Pieces()
         self._share: Share | None = None  # of this rank, while a closure is called
         self._weights = Weights(model, backend, self._collect)
         given: ParamsT = trainable(model_or_params) if isinstance(model_or_params, nn.Module) else model_or_params
         super().__init__(given, self._shares)
-        weights = self._params()
+        weights = [p for group in self._given for p in group["params"]]
         self._shards, self._rank = ranks_of(weights), rank_of(weights)
         self._workers = Alone() if self._shards > 1 else together.workers_of(process_group)
         self._stream = Stream(self._workers.seed(generator))
@@ -91,8 +89,8 @@ class Sparse(Saves):
         if self._together:
             self._weights.arrived = self._averaging.arrived
         small = [self._stepped(group) for group in self._given]
-        self._base = base_class(small, **bases.arguments_for(base_class, small, base_arguments))
-        self.defaults = self._base.defaults
+        self.base = base_class(small, **bases.arguments_for(base_class, small, base_arguments))
+        self.defaults = self.base.defaults
         if model is not None and self._together:
             together.hide_from_ddp(model, [t for c in self._weights for t in (c.weight, c.param)])
         self._renew()
@@ -100,34 +98,16 @@ class Sparse(Saves):
     # Groups and state are the base's own, so that schedulers and trainers see them.
 
     @property
-    def base(self) -> Optimizer:
-        assert self._base is not None
-        return self._base
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self._given if self._base is None else self._base.param_groups
-
-    @param_groups.setter
-    def param_groups(  # pyright: ignore[reportIncompatibleVariableOverride]
-        self, groups: list[dict[str, Any]]
-    ) -> None:
-        if self._base is None:
-            self._given = groups  # torch's constructor fills a list of its own
-        else:
-            self._base.param_groups = groups
-
-    @property
     def state(self) -> defaultdict[Tensor, Any]:
-        return defaultdict(dict) if self._base is None else self._base.state
+        return self.base.state if hasattr(self, "base") else defaultdict(dict)
 
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if self._base is not None:
-            self._base.state = state
+        if hasattr(self, "base"):
+            self.base.state = state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if self._base is None:
+        if not hasattr(self, "base"):
             super().add_param_group(param_group)
             return
         new = self._stepped(Optimizer([param_group], self._shares).param_groups[0])  # as torch reads it
@@ -136,24 +116,18 @@ class Sparse(Saves):
 
     def _stepped(self, group: dict[str, Any]) -> dict[str, Any]:
         """The group with what the base steps in place of the weights."""
-        k1, k2, groups = group["k1"], group["k2"], group["groups"]
-        check_count("k1", k1)
-        check_count("k2", k2)
-        check_choice("groups", groups, ("rows", "columns", None))
-        if k1 + k2 == 0:
-            raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
-        if groups is not None:
-            check_shares(k1, k2, groups)
-        return {**group, "params": self._weights.stand_ins(group["params"], k1, k2, groups)}
+        check_group(group)
+        shares = [group[name] for name in self._shares]
+        return {**group, "params": self._weights.stand_ins(group["params"], *shares)}
 
     def _params(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
+        return [p for group in self.base.param_groups for p in group["params"]]
 
     # What a user asks: how many entries the weights have, how many are trained, and k / d.
 
     d = property(lambda self: self._weights.d)
     k = property(lambda self: self._weights.k)
-    density = property(lambda self: self.k / self.d)
+    density = property(lambda self: self.k / self.d if self.d else 1.0)
 
     @property
     def traffic(self) -> Traffic:
@@ -209,6 +183,7 @@ class Sparse(Saves):
 
     def _renew(self) -> None:
         """Make a new selection of all weights."""
+        self._weights.check_shares(self.param_groups)
         self._stream.next()
         self.age = 0
         if self.steps:
@@ -228,9 +203,16 @@ class Sparse(Saves):
 
     # A step.
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, and gradients that somebody has put on a weight are discarded."""
+        super().zero_grad(set_to_none)
+        for compact in self._weights:
+            compact.weight.grad = None
+
+    @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage] (a graph would not count steps)
     @torch.no_grad()
     def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, closure: Closure | None = None, anchor: IsAnchor = None, samples: int | None = None
+        self, closure: Callable[[], object] | None = None, anchor: IsAnchor = None, samples: int | None = None
     ) -> Any:
         """One update with the gradients that have arrived; a closure is called first, and its loss returned.
 
@@ -238,7 +220,7 @@ class Sparse(Saves):
         samples: how many samples the gradients are of, for `gradient_queries`.
         """
         if not self._weights.close.alive:
-            raise RuntimeError("this optimizer is closed, it no longer sees gradients: make a new one")
+            raise RuntimeError(CLOSED)
         if isinstance(anchor, Small):
             raise ValueError("inner_steps = 'auto' of the loader: a fresh gradient has no difference to end a loop by")
         piece = anchor if isinstance(anchor, Anchor) else WHOLE
@@ -253,6 +235,7 @@ class Sparse(Saves):
         self._share = share
         try:
             loss = self._pieces.evaluate(closure, piece, self._params())
+            self._weights.collect_rest()
             stepped = [p for p in self._params() if p.grad is not None]
             if piece.last and self._together:
                 self._averaging.rest(stepped)

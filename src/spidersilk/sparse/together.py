@@ -22,7 +22,7 @@ _MANAGED = (
 
 NO_CLOSURE = (
     "without a closure the gradient is there before this is known: give step() one that calls backward(), as in "
-    "docs/guide.md"
+    "docs/integrations.md"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
-from spidersilk.operator.counts import Count
+from spidersilk.layers.dressing import Ruled
+from spidersilk.operator.counts import Count, check_count, check_meant, check_shares
 from spidersilk.operator.dimensions import group_dimension
 from spidersilk.operator.groups import Groups
 from spidersilk.sparse.compact import HALVES, Compact, is_trained_whole
@@ -23,6 +26,7 @@ from spidersilk.variance.flat import is_dense
 
 Owned = list[tuple[nn.Module, str]]
 Collect = Callable[[Compact], None]
+CLOSED = "this optimizer is closed, it no longer sees gradients: make a new one"
 _TRAINED = WeakTensorKeyDictionary()  # of weights: the `Weights` that they belong to, weakly
 
 
@@ -44,6 +48,10 @@ class Weights:
         self.arrived: Callable[[Tensor], None] | None = None
         self._handles: list[Any] = []
         self._owners = Owners(model)
+        self._left_out = WeakTensorKeyDictionary()  # of weights that are frozen: their hook, which warns
+        for p in [] if model is None else model.parameters():
+            if p.is_floating_point() and not p.requires_grad and not p.is_inference():
+                self._left_out[p] = self._listen(p, _warn_of_left_out)
         optimizer = collect.__self__  # pyright: ignore[reportFunctionMemberAccess]
         self.close = weakref.finalize(optimizer, _let_go, self._handles, self._owners)
 
@@ -52,11 +60,16 @@ class Weights:
 
     def stand_ins(self, weights: Sequence[Tensor], k1: Count, k2: Count, groups: Groups | None) -> list[Tensor]:
         """What is stepped for these weights: compact parameters; weights that are trained whole as they are."""
+        if not self.close.alive:
+            raise RuntimeError(CLOSED)
         places = self._owners.find(weights)
         return [self._stand_in(weight, k1, k2, groups, places[id(weight)]) for weight in weights]
 
     def _stand_in(self, weight: Tensor, k1: Count, k2: Count, groups: Groups | None, places: Owned) -> Tensor:
         _check(weight)
+        if weight in self._left_out:
+            self._left_out.pop(weight).remove()
+        check_meant(k1, k2, weight.numel(), "entries of a weight")
         part = local(weight)
         self.d += part.numel()
         dimension = _dimension(weight, groups, places)
@@ -70,8 +83,10 @@ class Weights:
         self.by_param[compact.param] = compact
         self._owners.place(compact, places)
         self._listen(weight, self._collect_at(compact))
+        if not any(isinstance(module, Ruled) for module, _ in places):
+            self._handles.append(compact.param.register_hook(_refuse_penalty))
         self._listen(compact.param, self.arrived)
-        _TRAINED[weight] = weakref.ref(self)
+        _TRAINED[weight] = _TRAINED[compact.param] = weakref.ref(self)
         return compact.param
 
     def _collect_at(self, compact: Compact) -> Callable[[Tensor], None]:
@@ -84,20 +99,48 @@ class Weights:
 
         return collect
 
-    def _listen(self, tensor: Tensor, called: Callable[[Tensor], None] | None) -> None:
+    def _listen(self, tensor: Tensor, called: Callable[[Tensor], None] | None) -> Any:
         """Call it when a gradient has arrived at a tensor."""
         if called is None:
-            return
+            return None
         needs = tensor.requires_grad
         tensor.requires_grad_(True)  # torch wants it for a hook; a frozen one may be unfrozen later
-        self._handles.append(tensor.register_post_accumulate_grad_hook(called))
+        handle = tensor.register_post_accumulate_grad_hook(called)
         tensor.requires_grad_(needs)
+        self._handles.append(handle)
+        return handle
+
+    def collect_rest(self) -> None:
+        """Collect what lies on weights without a backward pass: somebody has put it there, as torch allows."""
+        collect = self._collect()
+        assert collect is not None
+        for compact in self:
+            weight = compact.weight
+            if weight.requires_grad and not compact.param.requires_grad:
+                warnings.warn(
+                    f"a weight of shape {tuple(weight.shape)} requires a gradient and its compact parameter does not, "
+                    "so it is not trained: freeze and unfreeze both, by module.requires_grad_()",
+                    stacklevel=2,
+                )
+            if weight.grad is not None:
+                collect(compact)
 
     def _kernels_for(self, part: Tensor) -> Kernels:
         kind = part.device, part.dtype
         if kind not in self._kernels:
             self._kernels[kind] = backends.find(self._backend, [kind])
         return self._kernels[kind]
+
+    def check_shares(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Refuse k1 and k2 that were changed in a group: the compact parameters have the sizes that they had."""
+        for number, group in enumerate(groups):
+            for compact in filter(None, map(self.by_param.get, group["params"])):
+                for name, made in zip(("k1", "k2"), compact.shares, strict=True):
+                    if group[name] != made:
+                        raise ValueError(
+                            f"{name} of group {number} was changed from {made} to {group[name]}, which has no effect: "
+                            "close() this optimizer and make a new one"
+                        )
 
     @property
     def first_kernels(self) -> Kernels | None:
@@ -123,6 +166,37 @@ def trainable(model: nn.Module) -> list[Tensor]:
     if not params:
         raise ValueError("no parameter of the model requires a gradient: unfreeze at least one")
     return params
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """What a parameter group says of selections."""
+    k1, k2, groups = group["k1"], group["k2"], group["groups"]
+    check_count("k1", k1)
+    check_count("k2", k2)
+    check_choice("groups", groups, ("rows", "columns", None))
+    if k1 + k2 == 0:
+        raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
+    if groups is not None:
+        check_shares(k1, k2, groups)
+    elif isinstance(k1, float) and isinstance(k2, float) and k1 + k2 > 1 + 1e-9:
+        raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all entries: lower k2 to at most {1 - k1:g}")
+
+
+def _refuse_penalty(gradient: Tensor) -> Tensor:
+    """Without a layer rule no gradient comes to a compact parameter by back-propagation."""
+    raise RuntimeError(
+        f"a loss uses a compact parameter of {gradient.numel()} values (a penalty over model.parameters()?), which "
+        "counts them twice: leave out the parameters whose names end in '_compact'"
+    )
+
+
+def _warn_of_left_out(weight: Tensor) -> None:
+    """A gradient has come to a weight that was frozen when the optimizer was made."""
+    warnings.warn(
+        f"a weight of shape {tuple(weight.shape)} was frozen when the sparse optimizer was made, which does not train "
+        "it: give it to add_param_group(), or make the optimizer anew (all is well if another optimizer trains it)",
+        stacklevel=2,
+    )
 
 
 def _dimension(weight: Tensor, groups: Groups | None, places: Owned) -> int | None:

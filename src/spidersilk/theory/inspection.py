@@ -25,6 +25,7 @@ from spidersilk.variance.divergence import DivergenceError
 from spidersilk.variance.optimizers import SVRG
 
 GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+LONGEST = 1000  # N, of a trial
 WORTH = 0.8
 """A sparse method pays if it needs at most this share: of the best dense one's queries, of AdamW's bytes or seconds."""
 COLUMNS = name_of(0.1, True)
@@ -145,7 +146,8 @@ def inspect(
         it, and with twice it, and goes on with what was best. SparseAdamW's own is four times AdamW's; adam_lr=None
         leaves both out.
     anchor_batch_size, batch_size: B and b; None is 1000 and 100, or less for less data.
-    budget: gradient queries for each method's trial; None is a pass over the data, or 20 anchors if that is more.
+    budget: of each method's trial, in N: 1 is as many gradient queries as there are samples. None is 1, or 20 anchors
+        if that is more.
     report: is called with what is being done.
 
     The model is as before afterwards. A verdict is about the stretch of training that the trials saw: give the model as
@@ -193,9 +195,11 @@ def measure(
         raise ValueError(f"lr = {lr} must be positive: about what SGD trains well with")
     if adam_lr is not None and not 0 < adam_lr < math.inf:
         raise ValueError(f"adam_lr = {adam_lr} must be positive, about what AdamW trains well with, or None")
-    spend = max(source.samples, 20 * source.anchor_size) if budget is None else budget
-    if not spend >= 4 * source.anchor_size:
-        raise ValueError(f"budget = {spend} must be at least four anchors, {4 * source.anchor_size} gradient queries")
+    anchor = source.anchor_size / source.samples  # in N
+    budget = max(1.0, 20 * anchor) if budget is None else budget
+    if not 4 * anchor <= budget <= max(LONGEST, 20 * anchor):
+        raise ValueError(f"budget = {budget:g} N must be at least four anchors, {4 * anchor:g} N, at most {LONGEST} N")
+    spend = budget * source.samples
     params = [p for p in model.parameters() if p.requires_grad]
     d = sum(p.numel() for p in params)
     report("memory")

@@ -12,7 +12,7 @@ from functools import partial
 
 from spidersilk.checks import check_choice, check_positive_int
 from spidersilk.loop.step_size import theorem_1_step
-from spidersilk.operator.counts import Count, resolve_counts
+from spidersilk.operator.counts import Count, check_meant, resolve_counts
 
 METHODS = ("recursive", "anchored", "selected")
 LARGEST = 1e30  # of a constant; the smallest is its inverse
@@ -104,8 +104,8 @@ def plan(
     delta_f: f(x_0) - f*. n, d: samples and parameters. k1, k2: a count, or a fraction of d.
     method: "recursive" (Algorithm 1: Theorem 1), "anchored" (SparseSVRG) or "selected" (SparseSVRG, move="selected").
     outside: the share of a difference's energy (for "selected", of the gradient's) that the top k1 coordinates miss, as
-        `silk.inspect` measures it. None is the worst case. Given, "recursive" is Theorem 2, which holds if the
-        residuals stay below `allowed_residual`.
+        `silk.inspect` measures it. None is the worst case. Given, "recursive" is Theorem 2, whose values do not depend
+        on the share: it holds if the mean R_j, which `silk.Residuals` measures, stays below `allowed_residual`.
     inner_steps: m; None is the paper's B d / (b k).
 
     >>> settings = plan(eps=0.1, smoothness=1, sigma2=1, delta_f=1, n=10_000, d=1000, k1=0, k2=1.0)
@@ -118,6 +118,7 @@ def plan(
     check_outside(outside)
     if inner_steps is not None and not 0 < inner_steps < math.inf:
         raise ValueError(f"inner_steps = {inner_steps} must be positive: None takes the paper's B d / (b k)")
+    check_meant(k1, k2, d)
     top, random = resolve_counts(k1, k2, d)
     if top == d:
         top, random = 0, d  # all of them, whichever way they were asked for
@@ -148,23 +149,29 @@ def theorem_2(problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float
     run = k1, k2, b, inner_steps
     found = _plan(problem, "recursive", "Theorem 2", run, (3, 6), lambda m: math.sqrt(min(b, m) / (3 * m)))
     left = problem.d - k1 - k2
-    allowed = math.inf if left == 0 else problem.eps**2 * k2 / (3 * left * found.inner_steps)
-    return replace(found, allowed_residual=allowed)
+    if left == 0:
+        return replace(found, allowed_residual=math.inf)
+    allowed = problem.eps**2 * k2 / (3 * left * found.inner_steps)
+    note = (
+        "Theorem 2's values do not depend on outside: they hold if the mean R_j, which silk.Residuals measures, is at "
+        f"most {allowed:.3g}"
+    )
+    return replace(found, allowed_residual=allowed, notes=(*found.notes, note))
 
 
 def anchored(
     problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None, outside: float = 1.0
 ) -> Plan:
-    """Theorem 3, ours: v = v_anchor + rtop(difference to x_a), whose variance is at most kappa L^2 |x - x_a|^2."""
+    """Proposition A, ours: v = v_anchor + rtop(difference to x_a), whose variance is at most kappa L^2 |x - x_a|^2."""
     kappa = 1 / b + variance_factor(problem.d, k1, k2) * outside
     run = k1, k2, b, inner_steps
-    return _plan(problem, "anchored", "Theorem 3", run, (6, 8), partial(theorem_3_step, kappa))
+    return _plan(problem, "anchored", "Proposition A", run, (6, 8), partial(proposition_a_step, kappa))
 
 
 def selected(
     problem: Problem, k1: int, k2: int, b: int = 1, inner_steps: float | None = None, outside: float = 1.0
 ) -> Plan:
-    """Theorem 4, ours: only the selected move, so no rescaling enters; progress is what the selection captures.
+    """Proposition B, ours: only the selected move, so no rescaling enters; progress is what the selection captures.
 
     B = min(6 sigma2 / (capture eps^2), n), T = 8 delta_f / (capture eta m eps^2).
     """
@@ -176,7 +183,7 @@ def selected(
             "k2, or give outside as measured"
         )
     factors, run = (6 / capture, 8 / capture), (k1, k2, b, inner_steps)
-    return _plan(problem, "selected", "Theorem 4", run, factors, partial(theorem_3_step, 1 / b))
+    return _plan(problem, "selected", "Proposition B", run, factors, partial(proposition_a_step, 1 / b))
 
 
 def theorem_2_inner_steps(anchor: int, small: int, density: float) -> int:
@@ -184,8 +191,8 @@ def theorem_2_inner_steps(anchor: int, small: int, density: float) -> int:
     return max(1, math.ceil(anchor / (small * density)))
 
 
-def theorem_3_step(kappa: float, inner_steps: float) -> float:
-    """Theorem 3's step size times the smoothness constant, for a variance of at most kappa L^2 |x - x_anchor|^2."""
+def proposition_a_step(kappa: float, inner_steps: float) -> float:
+    """Proposition A's step size times the smoothness constant, for a variance of at most kappa L^2 |x - x_anchor|^2."""
     long_loop = (4.5 * inner_steps * math.sqrt(kappa)) ** (-2 / 3)
     return min(1 / 28, long_loop, math.sqrt(0.17 / (kappa * inner_steps)))
 
@@ -239,6 +246,11 @@ def _plan(
     ratio = queries / (dense or _spiderboost(problem))
     stable = largest_stable_lr(problem.smoothness, problem.d, k1, k2, method)
     notes = _notes(problem, anchor, b, m, loops)
+    if lr > stable:
+        notes += (
+            f"{statement}'s lr = {lr:.3g} is above the largest stable lr of {stable:.3g} for this k1 and k2: v can "
+            "blow up in a loop, however little is outside the top; take the smaller lr, or raise k2",
+        )
     return Plan(method, statement, lr, anchor, b, m, loops, queries, ratio, stable, None, notes)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from spidersilk.checks import check_choice, check_number
-from spidersilk.operator.counts import resolve_counts
+from spidersilk.operator.counts import check_meant, resolve_counts
 from spidersilk.operator.settings import RTop, Scaling
 from spidersilk.parallel.ddp_wrappers import refuse_sharded
 from spidersilk.variance.estimators import Estimator, find
@@ -91,7 +91,10 @@ class Method:
 
     def check_counts(self, d: int) -> None:
         """Refuse k1 and k2 that d coordinates do not have."""
-        if self.sparsity is not None and not self.sparsity.per_tensor:
+        if self.sparsity is None:
+            return
+        check_meant(self.sparsity.k1, self.sparsity.k2, d)
+        if not self.sparsity.per_tensor:
             resolve_counts(self.sparsity.k1, self.sparsity.k2, d)
 
     def check_adaptive(self) -> None:

@@ -15,19 +15,14 @@ CHANGED = (
 
 
 class OverBase(Saves):
-    """Shows the groups and defaults of `base`; groups can be added until it `is_built`."""
+    """Its parameter groups are those of `base`, as soon as there is one."""
 
-    is_built = False
-
-    def __init__(self, base: Optimizer):
-        super().__init__(base.param_groups, {})
-        self.base = base
-        self.defaults = base.defaults
+    base: Optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The base's own, also after the base has loaded a state."""
-        return self.base.param_groups if hasattr(self, "base") else self._groups_at_start
+        return self.base.param_groups if hasattr(self, "base") else self._given
 
     @param_groups.setter
     def param_groups(  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -36,7 +31,18 @@ class OverBase(Saves):
         if hasattr(self, "base"):
             self.base.param_groups = groups
         else:
-            self._groups_at_start = groups  # torch's constructor fills a list of its own
+            self._given = groups  # torch's constructor fills a list of its own
+
+
+class OverGivenBase(OverBase):
+    """Over a base that was made before; groups can be added until it `is_built`."""
+
+    is_built = False
+
+    def __init__(self, base: Optimizer):
+        super().__init__(base.param_groups, {})
+        self.base = base
+        self.defaults = base.defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not hasattr(self, "base"):  # torch's constructor registers the base's own groups through this method

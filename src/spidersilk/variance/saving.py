@@ -12,10 +12,14 @@ from spidersilk.loop.counter import LoopCounter
 from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection
 from spidersilk.variance.engine import Engine
+from spidersilk.variance.showing import shown
 
 
 class Saves(Optimizer):
-    """`state_dict` and `load_state_dict` around what a subclass makes, checks and loads."""
+    """`state_dict` and `load_state_dict` around what a subclass makes, checks and loads; and how it shows itself."""
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     @abstractmethod
     def _save(self) -> dict[str, Any]: ...

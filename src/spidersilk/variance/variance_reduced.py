@@ -26,7 +26,7 @@ from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
 from spidersilk.variance.measures import Measures
 from spidersilk.variance.method import Choose, Method, Move, check_base, check_model
-from spidersilk.variance.over_base import CHANGED, OverBase
+from spidersilk.variance.over_base import CHANGED, OverGivenBase
 from spidersilk.variance.rank_facts import facts_of
 from spidersilk.variance.refusals import NO_CLOSURE, refuse_scaler, refuse_skipped_batches
 from spidersilk.variance.saving import check_base_state, check_counted, check_engine_state, check_settings
@@ -35,7 +35,7 @@ from spidersilk.variance.two_point import Closure, Point
 from spidersilk.variance.watch import Watch
 
 
-class VarianceReduced(CountsLoops, OverBase):
+class VarianceReduced(CountsLoops, OverGivenBase):
     """Gives any `torch.optim` optimizer a variance-reduced, optionally sparse, gradient estimate to step with.
 
     base_optimizer: what moves the parameters: SGD for the paper's algorithms, momentum, AdamW, a fused one.
@@ -52,14 +52,13 @@ class VarianceReduced(CountsLoops, OverBase):
         closure: it would spoil the differences.
     sparse_backward: whether small steps compute the selected groups of a weight's gradient alone, where whole rows or
         columns are selected and its layer has a rule for it (docs/backprop.md).
-    model: the module that holds the parameters. Its buffers (BatchNorm's statistics) are kept the same for both
-        evaluations of a small step, and with groups="columns" its modules tell which dimension of a weight counts
-        inputs; without it the modules around the parameters are searched for.
-    generator: seeds the selections, once; torch's default one if None. process_group: a ProcessGroup of ranks that
-        train together, or "world" (docs/distributed.md).
+    model: the module that holds the parameters: its buffers (BatchNorm's) are kept the same for both evaluations, and
+        its modules tell which dimension of a weight has columns; without it these are searched for.
+    generator: seeds the selections, once. process_group: ranks that train together, or "world" (docs/distributed.md).
 
-    After a step with move="all", `p.grad` is v (a copy). After a small step with move="selected" it is None. `state[p]`
-    holds views of the flat vectors, by name: "estimate", "memory", "reference" ...
+    After a step with move="all" `p.grad` is v (a copy), after a small one with move="selected" None. `state[p]` holds
+    views of flat vectors: "estimate", "memory", "reference", "anchor_estimate". `steps`, `anchors`: done so far;
+    `inner_step`: place in the loop, -1 if an anchor is due; `anchor_share`: of an anchor in pieces; `gradient_queries`.
     """
 
     _step_supports_amp_scaling = True  # so that a GradScaler shows itself, and can be refused

@@ -83,7 +83,7 @@ def run_command(
 def compare_command(
     task: TaskName,
     chosen: Annotated[str, typer.Option("--optimizers", help="names, separated by commas")],
-    budget: Annotated[float, typer.Option("--budget", help="gradient queries over N for each")] = 2.0,
+    budget: Annotated[float, typer.Option("--budget", help="gradient queries for each, in N: passes of SGD")] = 2.0,
     settings: Settings = None,
     seeds: Seeds = 1,
     jobs: Jobs = 1,
@@ -106,7 +106,7 @@ def tune_command(
     settings: Settings = None,
     methods: Annotated[str | None, typer.Option("--methods", help="names, separated by commas; all without it")] = None,
     trials: Annotated[int, typer.Option("--trials", min=1, max=1000, help="how many for each method")] = 8,
-    budget: Annotated[float | None, typer.Option("--budget", help="queries over N for a trial (1)")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="gradient queries for a trial, in N (1)")] = None,
     final_budget: Annotated[float | None, typer.Option(help="for the best of each (four times a trial's)")] = None,
     steps: Annotated[
         str | None, typer.Option("--steps", help="of all runs, in place of a budget; 200,600: both")
@@ -135,24 +135,33 @@ def tune_command(
     tune.tune(made, out, jobs=jobs, resume=resume, time_limit=time_limit)
 
 
+REPRODUCIBLE = (
+    "table1, figure1, figure2, figure3, sparsity, or all of these; ablation-split (k1 : k2, from random-k to top-k), "
+    "ablation-reset (of M), ablation-lengths (fixed and geometric loops), controls-figure2, controls-figure3 (SGD with "
+    "the same steps); more with commas"
+)
+
+
 @app.command("reproduce", epilog="Example: spidersilk reproduce figure1 --scale smoke")
 def reproduce_command(
-    what: Annotated[str, typer.Argument(help="table1, figure1, figure2, figure3, sparsity, or all; more with commas")],
+    what: Annotated[str, typer.Argument(help=REPRODUCIBLE)],
     scale: Annotated[str, typer.Option("--scale", help="smoke (a laptop) or paper (a GPU)")] = "smoke",
     jobs: Jobs = 1,
     resume: Resume = False,
     overwrite: Overwrite = False,
     only: Annotated[str, typer.Option(help="runs by name, with * and commas; what is named first runs first")] = "",
-    budget: Annotated[float | None, typer.Option("--budget", help="stop each run at this many queries over N")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="stop each run after these queries, in N")] = None,
     seeds: Seeds = 1,
     settings: Settings = None,
     time_limit: TimeLimit = None,
-    collect: Annotated[Path | None, typer.Option(help="folder of paper_*.json; runs that it has are skipped")] = None,
+    collect: Annotated[
+        Path | None, typer.Option(help="folder of JSON files, one an experiment; runs that it has are skipped")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder of the runs")] = None,
     data_dir: DataDir = None,
     plan_only: Annotated[bool, typer.Option("--list", help="print what would be run, and run nothing")] = False,
 ) -> None:
-    """Experiments of the paper, and a report with its claims beside what was measured."""
+    """Experiments of the paper, ablations and controls: a report, with the paper's claims beside what was measured."""
     from spidersilk.lab.commands import reproduce as command
 
     if resume and overwrite:
@@ -167,11 +176,11 @@ def reproduce_command(
 
 
 @app.command("demo", epilog="Example: spidersilk demo")
-def demo_command(out: Folder = Path("runs/demo"), jobs: Jobs = 1) -> None:
-    """Five optimizers on embedded data at equal queries: tables here, and an HTML report."""
-    from spidersilk.lab.commands import reproduce as command
+def demo_command(out: Folder = Path("runs/demo")) -> None:
+    """Two minutes on embedded data: a GPT fine-tuned in a sixth of AdamW's bytes, SVRG's win, Algorithm 1's step."""
+    from spidersilk.lab.commands import demo
 
-    command.run(command.demo_request(out, jobs))
+    demo.run(out)
 
 
 @app.command("report", epilog="Example: spidersilk report runs/compare")
@@ -224,7 +233,7 @@ def inspect_command(
     target: Annotated[str, typer.Argument(help="a task, or a Python file with model, loss(model, batch) and data")],
     lr: Annotated[float | None, typer.Option("--lr", help="what suits SGD (0.1, or the task's)")] = None,
     adam_lr: Annotated[float | None, typer.Option(help="what suits AdamW (0.001, or the task's); 0: none")] = None,
-    budget: Annotated[float | None, typer.Option("--budget", help="queries over N for each trial")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="gradient queries for each trial, in N")] = None,
     settings: Settings = None,
     data_dir: DataDir = None,
     save: Annotated[Path | None, typer.Option("--save", help="write the measurements to this JSON file")] = None,

@@ -24,7 +24,6 @@ from spidersilk.lab.run.start import prepare
 from spidersilk.lab.run.team import team
 from spidersilk.lab.settings import Number, Whole
 from spidersilk.lab.tasks import Task, find
-from spidersilk.loop.datasets import count_samples
 from spidersilk.loop.lengths import InnerLength
 from spidersilk.theory import inspection
 from spidersilk.theory.inspection import Inspection
@@ -49,7 +48,7 @@ def inspect(
     """Measure a task or a file, print the tables and the verdict, and save the measurements if asked to."""
     Number(above=0, optional=True, about="the step size for SGD").check("--lr", lr)
     Number(low=0, optional=True, about="the step size for AdamW, or 0 to leave it out").check("--adam-lr", adam_lr)
-    Number(above=0, high=1e9, optional=True, about="queries over N").check("--budget", budget)
+    Number(above=0, high=1e9, optional=True, about="gradient queries, in N").check("--budget", budget)
     if save is not None:
         check_file("--save", save)
     is_file = target.endswith(".py")
@@ -103,7 +102,7 @@ def inspect_task(config: RunConfig, adam_lr: float | None, budget: float | None,
     assert config.lr is not None
     assert config.batch_size is not None
     source = TaskSource(task, config.anchor_batch_size or task.samples, config.batch_size)
-    return inspection.measure(task.model, source, config.lr, budget and budget * task.samples, report, adam_lr)
+    return inspection.measure(task.model, source, config.lr, budget, report, adam_lr)
 
 
 def inspect_file(path: Path, lr: float, adam_lr: float | None, budget: float | None, report: Report) -> Inspection:
@@ -123,8 +122,7 @@ def inspect_file(path: Path, lr: float, adam_lr: float | None, budget: float | N
         raise ValueError(f"{path}: loss is a {type(loss).__name__}: it must be a function loss(model, batch)")
     given = {name: size.check(f"{path}: {name}", defined[name]) for name, size in SIZES.items() if name in defined}
     with _blaming(path):
-        samples = count_samples(data)
-        given |= {"lr": lr, "adam_lr": adam_lr, "budget": budget and budget * samples}
+        given |= {"lr": lr, "adam_lr": adam_lr, "budget": budget}
         return inspection.inspect(model, _checked(path, loss), data, report=report, **given)
 
 

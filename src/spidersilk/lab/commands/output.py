@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterable
 
 import typer
@@ -11,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from spidersilk.lab.messages import error_line
+from spidersilk.lab.report.cells import are_numbers
 from spidersilk.lab.run.folder import Summary
 
 console = Console(highlight=False)
-NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?|nan|inf|-|not reached|")
 GAP = 3  # columns of the terminal between those of a table
 TEXT = 24  # a column of text has at least this width before it wraps
 
@@ -45,7 +44,7 @@ def show_table(title: str, head: list[str], rows: list[list[str]], to: Console =
     for part in parts:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, GAP - 1, 0, 0), pad_edge=False)
         for i in part:
-            numbers = i > 0 and all(NUMBER.fullmatch(cell) for cell in columns[i][1:])
+            numbers = i > 0 and are_numbers(columns[i][1:])
             side, whole = "right" if numbers else "left", i == 0 and first < room
             table.add_column(head[i], justify=side, overflow="fold", no_wrap=whole, min_width=_word(columns[i]))
         for row in rows:

@@ -1,4 +1,4 @@
-"""Whole experiments: `reproduce` and `demo`. Plan, execute, collect, render."""
+"""Whole experiments of the paper: plan, execute, collect, render."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from spidersilk.lab.commands.arguments import check_data_dir, check_folder, check_time_limit
 from spidersilk.lab.commands.output import console, finish, show_table
-from spidersilk.lab.experiments.paper import Experiments, demo, experiments
+from spidersilk.lab.experiments.ablations import ablations
+from spidersilk.lab.experiments.paper import Experiments, experiments
 from spidersilk.lab.experiments.plan import PlannedRun, all_runs, choose, load_collected, make_plan, path_of
 from spidersilk.lab.report import html
 from spidersilk.lab.report.evidence import make_chapter
@@ -108,7 +108,7 @@ def _render(outcome: Outcome, request: Request, console: Console) -> None:
         for title, head, rows in section.all_tables():
             show_table(f"{section.title}\n{title}", head, rows, console)
         for verdict in section.verdicts:
-            console.print(f"paper: {verdict.claim}\n  here: {verdict.why}\n  [bold]{verdict.word}[/bold]")
+            console.print(f"paper: {verdict.text()}")
     left_out = [f"{'; '.join(runs)}: {reason}" for reason, runs in outcome.left_out.items()]
     for line in left_out:
         console.print(f"[red]left out:[/red] {line}")
@@ -132,11 +132,6 @@ def run(request: Request, checked: bool = False) -> None:
     finish(summaries.items(), ("finished", "diverged", "collapsed"))  # these are results, and the report has them
 
 
-def demo_request(out: Path, jobs: int) -> Request:
-    torch.set_num_threads(1)
-    return Request({"demo": demo()}, out, "spidersilk demo", jobs, overwrite=True)
-
-
 def chosen(
     what: str,
     scale: str,
@@ -153,7 +148,7 @@ def chosen(
         SETTINGS["budget"].check("--budget", budget)
     if data_dir is not None:
         os.environ["SPIDERSILK_DATA"] = str(check_data_dir(data_dir))
-    return choose(experiments(scale), what, only, budget, seeds, settings)
+    return choose(experiments(scale) | ablations(scale), what, only, budget, seeds, settings)
 
 
 def list_runs(chosen: Experiments, collect_to: Path | None) -> None:

@@ -105,7 +105,10 @@ def run(configs: list[RunConfig], how: How, title: str = "") -> None:
         folders = [how.out / config.name for config, _ in done]
         page = (how.out if title or len(configs) > 1 else folders[0]) / "report.html"
         curves = [load_run(folder) for folder in folders]
-        html.write(html.sections_of(curves), page, title or configs[0].title(), command())
+        sections = html.sections_of(curves)
+        for verdict in (verdict for section in sections for verdict in section.verdicts):
+            console.print(verdict.text())
+        html.write(sections, page, title or configs[0].title(), command())
         console.print(f"{'folder' if len(folders) == 1 else 'folders'}: {', '.join(map(str, folders))}", soft_wrap=True)
         console.print(f"report: {page}", soft_wrap=True)
     finish((config.name, summary) for config, summary in ended)

@@ -10,7 +10,7 @@ from spidersilk.lab.commands.output import console, show_table
 from spidersilk.theory import planner
 from spidersilk.theory.planner import Plan
 
-HEAD = ["", "Algorithm 1, Theorem 1", "Algorithm 1, Theorem 2", "SparseSVRG, Theorem 3", "selected, Theorem 4"]
+HEAD = ["", "Algorithm 1, Theorem 1", "Algorithm 1, Theorem 2", "SparseSVRG, Proposition A", "selected, Proposition B"]
 ROWS: dict[str, Callable[[Plan], str]] = {
     "lr": lambda p: f"{p.lr:.3g}",
     "largest stable lr": lambda p: f"{p.largest_stable_lr:.3g}",

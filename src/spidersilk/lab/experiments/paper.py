@@ -1,18 +1,21 @@
-"""The runs of the paper's table and figures, at the paper's size or a laptop's, its claims, and the demo's runs."""
+"""The runs of the paper's table and figures, at the paper's size or a laptop's, and its claims."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from spidersilk.lab.experiments.claims import Claim, of_part
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.tasks import find
 
+PRINTED = ("table1", "figure1", "figure2", "figure3", "sparsity")  # what of the paper is run, by name
 METHODS = ("sgd", "spiderboost", "sparse-spiderboost", "sparse-svrg", "sparse-sgd")
 LABELS = {
     "sgd": "SGD", "spiderboost": "SpiderBoost", "sparse-spiderboost": "Algorithm 1 (sparse SpiderBoost)",
     "sparse-svrg": "SparseSVRG", "sparse-svrg-refresh": "SparseSVRG, refresh",
-    "sparse-svrg-selected": "SparseSVRG, selected", "sparse-sgd": "SparseSGD",
+    "sparse-svrg-selected": "SparseSVRG, selected", "svrg": "SVRG", "sparse-sgd": "SparseSGD",
     "sparse-spiderboost-adaptive": "Algorithm 1, adaptive anchors",
 }  # fmt: skip
 ADAPTIVE = {"sparse-spiderboost-adaptive": "sparse-spiderboost"}  # with inner_steps="auto"
@@ -33,39 +36,15 @@ SMOKE = "Smoke scale: a check that everything runs; verdicts hold for this size 
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, the rule of `report/verdicts.py` that judges it, and the methods it compares."""
-
-    text: str
-    rule: str
-    ours: str = ""
-    theirs: str = ""
-
-
-SPARSE_WINS = Claim(
-    "10 % sparsity does better than SpiderBoost at equal queries", "better", "sparse-spiderboost", "spiderboost"
-)
-SGD_WINS = Claim("SpiderBoost is slightly worse than SGD", "slightly worse", "spiderboost", "sgd")
-NOTICEABLE = Claim("sparsity gives a noticeable improvement over SGD", "better", "sparse-spiderboost", "sgd")
-SLIGHT = Claim("sparsity gives a slight improvement over SGD", "slightly better", "sparse-spiderboost", "sgd")
-RANGE = Claim("SpiderBoost works over a range of sparsities", "range")
-ENTROPIES = [
-    Claim("the entropies before training", "entropy before"),
-    Claim("after 150 epochs the convolutional model's entropy is about 3", "entropy about 3"),
-    Claim("ResNet-18's entropy varies minimally", "entropy steady"),
-    Claim("the structure depends on the model, not the data set", "entropy by model"),
-]
-
-
-@dataclass(frozen=True)
 class Part:
-    """Runs that share a section of a report; the name of each begins with `key`."""
+    """Runs that share a section of a report; the name of each begins with `key`. The paper shows them to `length`."""
 
     key: str
     title: str
     configs: list[RunConfig]
     claims: list[Claim]
     note: str = ""
+    length: float = math.inf
 
 
 Experiments = dict[str, list[Part]]
@@ -124,7 +103,7 @@ def table1(smoke: bool) -> list[Part]:
         settings |= printed_steps("image") | {"options": {"model": model, "data": data} | size}
         configs.append(RunConfig("image", "spiderboost", track_memory=True, **settings))
     note = "Entropy of M = average of |v| over dense SpiderBoost, at the first anchor and at the end of the budget."
-    return [Part("table1", "Table 1: entropy of memory vectors", configs, ENTROPIES, note)]
+    return [Part("table1", "Table 1: entropy of memory vectors", configs, of_part("table1"), note)]
 
 
 def figure1(smoke: bool) -> list[Part]:
@@ -139,18 +118,20 @@ def figure1(smoke: bool) -> list[Part]:
         key: _runs(f"figure1-{key}", "image", smoke, x, special) for key, x in {"left": left, "right": right}.items()
     }
     return [
-        Part("figure1-left", "Figure 1, left: ResNet-18 on CIFAR-10", runs["left"], [SPARSE_WINS]),
-        Part("figure1-right", "Figure 1, right: CNN on MNIST", runs["right"], [SPARSE_WINS], note),
+        Part("figure1-left", "Figure 1, left: ResNet-18 on CIFAR-10", runs["left"], of_part("figure1-left")),
+        Part(
+            "figure1-right", "Figure 1, right: CNN on MNIST", runs["right"], of_part("figure1-right"), note, length=2.0
+        ),
     ]
 
 
 def figure2(smoke: bool) -> list[Part]:
     """The vocabulary of 1000 as printed; at the paper's scale the whole one too, and the step size that suits SGD."""
-    title, claims = "Figure 2: LSTM language model, PTB", [SPARSE_WINS, SGD_WINS, NOTICEABLE]
+    title = "Figure 2 (a): LSTM language model, PTB"
     if smoke:
         options = {"vocabulary": 1000, "hidden": 64, "embedding": 32, "train_tokens": 100_000}
         common: Values = {"options": options, "budget": 1.0, "eval_every": 0.1}
-        return [Part("figure2", title, _runs("figure2", "language", smoke, common), claims)]
+        return [Part("figure2", title, _runs("figure2", "language", smoke, common), of_part("figure2"))]
     parts = []
     # A small step of SparseSGD counts a tenth of its queries, but takes the time of all of them.
     special: dict[str, Values] = {"sparse-sgd": {"inner_steps": 20, "budget": 8.0}}
@@ -159,7 +140,7 @@ def figure2(smoke: bool) -> list[Part]:
         runs = _runs(key, "language", smoke, common, special)
         for run in [r for r in runs if r.optimizer in ("sgd", "sparse-sgd")]:
             runs.append(replace(run, name=f"{run.name}-tuned", label=f"{run.label}, lr 1", lr=1.0))
-        parts.append(Part(key, title + suffix, runs, claims))
+        parts.append(Part(key, title + suffix, runs, of_part(key)))
     return parts
 
 
@@ -171,8 +152,8 @@ def figure3(smoke: bool) -> list[Part]:
     for data, key in [("100k", "figure3")] if smoke else [("100k", "figure3"), ("1m", "figure3-1m")]:
         runs = _runs(key, "ranking", smoke, {"options": {"data": data}, **length}, special)
         tuned = {"name": f"{key}-sgd-tuned", "label": "SGD, tuned (lr 10)", "lr": 10.0, "lr_milestones": {}}
-        title = f"Figure 3: BPR matrix factorisation, MovieLens {data.upper()}"
-        parts.append(Part(key, title, [*runs, replace(runs[0], **tuned)], [SPARSE_WINS, SGD_WINS, SLIGHT]))
+        title = f"Figure 2 (b): BPR matrix factorisation, MovieLens {data.upper()}"
+        parts.append(Part(key, title, [*runs, replace(runs[0], **tuned)], of_part(key)))
     return parts
 
 
@@ -189,28 +170,9 @@ def sparsity(smoke: bool) -> list[Part]:
                 text = {"name": f"sparsity-{model}-{method}-{share:g}", "label": f"{title}, k/d = {share:g}"}
                 rest = {"k1": share / 2, "k2": share / 2, "eval_every": 0.25 if smoke else 0.05}
                 configs.append(RunConfig("image", method, **text, **rest, **common))
-        parts.append(Part(f"sparsity-{model}", f"Sparsity sweep: {model.upper()} on MNIST", configs, [RANGE]))
+        parts.append(
+            Part(
+                f"sparsity-{model}", f"Sparsity sweep: {model.upper()} on MNIST", configs, of_part(f"sparsity-{model}")
+            )
+        )
     return parts
-
-
-def demo() -> list[Part]:
-    """Logistic regression and a small network on embedded data, five optimizers at equal queries.
-
-    Each step size is the best of 0.02, 0.05, 0.1, 0.2, 0.5, 1 and 2 for its method by the last value at this budget;
-    for the convex problem, of ten times these.
-    """
-
-    def runs(key: str, task: str, common: Values, rates: tuple[float, ...], loop: int) -> list[RunConfig]:
-        special: dict[str, Values] = {name: {"lr": lr} for name, lr in zip(METHODS, rates, strict=True)}
-        special["sparse-sgd"]["inner_steps"] = loop
-        return _runs(key, task, True, common, special)
-
-    convex: Values = {"options": {"data": "breast-cancer"}, "budget": 30.0, "eval_every": 0.75, "batch_size": 10}
-    network: Values = {"options": {"model": "fc", "data": "digits"}, "budget": 10.0, "eval_every": 0.25}
-    network |= {"batch_size": 50, "anchor_batch_size": 500}
-    first = runs("logistic", "logistic", convex, (0.5, 10.0, 2.0, 2.0, 5.0), 50)
-    second = runs("network", "image", network, (0.1, 0.05, 0.02, 0.1, 0.1), 30)
-    return [
-        Part("logistic", "Logistic regression, breast cancer data", first, []),
-        Part("network", "Two-layer network on digits", second, []),
-    ]

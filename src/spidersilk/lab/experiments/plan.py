@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from spidersilk.lab.experiments.paper import Experiments, Part, on_embedded_data
+from spidersilk.lab.experiments.paper import PRINTED, Experiments, Part, on_embedded_data
 from spidersilk.lab.run import collect
 from spidersilk.lab.run.config import RunConfig, apply_settings
 from spidersilk.lab.settings import nearest
@@ -23,7 +23,7 @@ def choose(
     known: Experiments, what: str, only: str = "", budget: float | None = None, seeds: int = 1,
     settings: Iterable[str] = (),
 ) -> Experiments:  # fmt: skip
-    """The experiments named in `what`, with the runs that `only` names.
+    """The experiments named in `what`, with the runs that `only` names; "all" are those of the paper.
 
     `budget` limits the budget of each run. With several seeds each run is repeated, and its name says the seed.
     """
@@ -31,7 +31,7 @@ def choose(
     for name in names:
         if name not in (*known, "all"):
             raise ValueError(f"there is no experiment {name!r}{nearest(name, [*known, 'all'])}")
-    named = {name: parts for name, parts in known.items() if name in names or "all" in names}
+    named = {name: known[name] for name in known if name in names or ("all" in names and name in PRINTED)}
     for pattern in patterns:
         if not any(fnmatch(config.name, pattern) for *_, config in all_runs(named)):
             every = [config.name for *_, config in all_runs(known)]
@@ -96,7 +96,7 @@ def planned_runs(configs: Iterable[RunConfig], stand_in: bool = True) -> list[Pl
 
 def path_of(folder: Path, experiment: str) -> Path:
     """The file in which the runs of an experiment are collected."""
-    return folder / f"paper_{experiment}.json"
+    return folder / f"{'paper_' if experiment in PRINTED else ''}{experiment.replace('-', '_')}.json"
 
 
 def load_collected(experiments: Experiments, folder: Path | None) -> dict[str, dict[str, collect.Packed]]:

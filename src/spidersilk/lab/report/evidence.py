@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from spidersilk.lab.experiments.claims import of_part
 from spidersilk.lab.experiments.paper import LABELS, Part
 from spidersilk.lab.experiments.plan import name_without_seed
-from spidersilk.lab.run.config import RunConfig
+from spidersilk.lab.run.config import RunConfig, from_dict
 from spidersilk.lab.run.curve import BROKEN, Curve, median_cost
+from spidersilk.lab.run.folder import LOCAL
 
 LOSS = "train_loss"
 SLACK = 0.02  # a step can overshoot a count of queries: a curve is read within this share of the count
@@ -106,6 +108,27 @@ def make_chapter(experiment: str, part: Part, curves: Mapping[str, Curve]) -> Ch
         options = present[0].config.get("options", config.options) if present else config.options
         groups.append(Group(replace(config, options=options), present))  # on digits, if they stood in
     return Chapter(experiment, part, groups)
+
+
+def groups_of(curves: Iterable[Curve]) -> list[Group]:
+    """Runs with the same settings together, in the order of the first of each."""
+    groups: dict[str, Group] = {}
+    for curve in curves:
+        settings = {k: v for k, v in curve.config.items() if k not in LOCAL}
+        config = from_dict(settings) if "optimizer" in settings else RunConfig("image", "sgd", label=curve.label)
+        same = replace(config, seed=0, name="")
+        config = replace(config, name=name_without_seed(config))
+        groups.setdefault(repr(same), Group(config)).curves.append(curve)
+    return list(groups.values())
+
+
+def chapter_of(key: str, title: str, curves: Mapping[str, Curve], length: float = math.inf) -> Chapter:
+    """Runs that no experiment has planned, as a part of their own; the names of all begin with `key`."""
+    groups = groups_of(curve for name, curve in curves.items() if name.startswith(f"{key}-") and curve.rows)
+    for group in (g for g in groups if not g.config.label):
+        group.config = replace(group.config, label=LABELS.get(group.config.optimizer, group.config.optimizer))
+    part = Part(key, title, [g.config for g in groups], of_part(key), length=length)
+    return Chapter(key, part, groups)
 
 
 def density(config: RunConfig) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUERIES = {"queries": "gradient queries / N"}
+HOVER = 40  # points of a curve that show their values, about
+PAGE = 5.0  # inches of an axes' width in an SVG
 _ENDS = {"diverged": "x", "collapsed": "v"}  # markers
 _INK = "#010203"  # replaced by the page's text colour, so that a figure follows dark mode
 _INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -44,7 +47,7 @@ def panels(
         if not any(axes.lines for axes in grid[0]):
             plt.close(figure)
             return None
-        first.set(ylabel=y_label, yscale="log" if log else "linear")
+        first.set(ylabel=y_label, yscale="log" if log and _is_wide(first) else "linear")
         first.set_title(title) if len(xs) == 1 else figure.suptitle(title)
         many = len(first.get_legend_handles_labels()[0]) > len(_COLOURS)
         first.legend(frameon=False, fontsize=6 if many else 8, ncols=2 if many else 1)
@@ -67,14 +70,60 @@ def _draw(axes: Axes, curves: list[Curve], labels: list[str] | None, x: str, y: 
         drawn.add(curve.label)
 
 
-def svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element with the page's text colour; `name` keeps its ids distinct."""
-    buffer = io.StringIO()
+def _is_wide(axes: Axes) -> bool:
+    """Whether values differ by so much that a logarithmic axis has readable ticks."""
+    values = [float(y) for line in axes.lines for y in line.get_ydata()]  # pyright: ignore
+    return max(values) > 10 * min(values)
+
+
+def svg(figure: Figure, name: str, title: str = "") -> str:
+    """The figure as an <svg> element with the page's text colour; `name` keeps its ids distinct, `title` says what it
+    shows to those who cannot see it. Points of the curves have a <title>, which browsers show under the pointer."""
+    hover = _add_points(figure)
+    buffer, (width, height) = io.StringIO(), figure.get_size_inches()
+    figure.set_size_inches(PAGE * len(figure.axes), 3.4)  # small, so that text is large enough on a phone
     with _pyplot().rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    figure.set_size_inches(width, height)
+    for line in hover:
+        line.remove()
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'width="100%" role="img"', text, count=1)
+    for key, titles in hover.values():
+        text = _with_titles(text, key, titles)
+    label = f'role="img" aria-label="{html.escape(title)}"'
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'width="100%" {label}', text, count=1)
+
+
+def _add_points(figure: Figure) -> dict[Any, tuple[str, list[str]]]:
+    """Invisible points on every curve, at most HOVER of each, with their ids in the SVG and their texts."""
+    made = {}
+    for axes in figure.axes:
+        for line in list(axes.lines):
+            xs, ys, name = list(line.get_xdata()), list(line.get_ydata()), str(line.get_label())  # pyright: ignore
+            if name.startswith("_"):
+                continue  # the mark at the end of one that broke down
+            keep = sorted({round(i * (len(xs) - 1) / HOVER) for i in range(HOVER + 1)})
+            key = f"points-{len(made)}"
+            points = [(xs[i], ys[i]) for i in keep]
+            (dots,) = axes.plot(*zip(*points, strict=True), "o", color=line.get_color(), alpha=0, markersize=7)
+            dots.set_gid(key)
+            where = axes.get_xlabel()
+            made[dots] = key, [f"{name}: {y:.4g} at {x:.3g} {where}" for x, y in points]
+    return made
+
+
+def _with_titles(text: str, key: str, titles: list[str]) -> str:
+    """A <title> in each point of the group with this id."""
+    start = text.index(f'<g id="{key}">')
+    end = text.find('<g id="', start + 1)
+    head, group, tail = text[:start], text[start:end], text[end:]
+    rest = iter(titles)
+
+    def one(found: re.Match[str]) -> str:
+        return f'<use class="point"{found[1]}><title>{html.escape(next(rest))}</title></use>'
+
+    return head + re.sub(r"<use((?: [^>]*?)?)/>", one, group) + tail
 
 
 def png(figure: Figure, path: Path) -> None:

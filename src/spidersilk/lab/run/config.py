@@ -53,26 +53,33 @@ SETTINGS: Mapping[str, Setting] = {
     "name": FileName(about="the folder's name"),
     "seed": Whole(low=0, about="of the model's start, the batches and the selection"),
     "options": Fields(about="options of the task", example="{data: digits}"),
-    "budget": Number(low=1e-6, high=10**9, about="gradient queries over N at which the run ends"),
+    "budget": Number(low=1e-6, high=10**9, about="gradient queries at which the run ends, in N"),
     "steps": Whole(low=1, optional=True, about="updates at which the run ends, in place of budget"),
-    "eval_every": Number(low=1e-6, high=10**9, about="queries over N between evaluations"),
+    "eval_every": Number(low=1e-6, high=10**9, about="gradient queries between evaluations, in N"),
     "evaluations": Whole(low=1, optional=True, about="how many, evenly over the run, in place of eval_every"),
     "lr": Number(above=0, optional=True, about="the step size"),
     "arguments": Fields(example="{weight_decay: 0.1}", about="what else the optimizer takes"),
     "schedule": Text(choices=("linear", "constant"), optional=True,
                      about="linear: the step size falls to 0 at the end of the run"),
     "lr_milestones": Fields(key=Number(low=0), value=Number(low=0), example="{10: 0.01}",
-                            about="epochs from which on the step size is another"),
+                            about="N from which on the step size is another"),
     "inner_lr_end": Number(low=0, optional=True, about="where the step size ends inside each inner loop, on a line"),
     "anchor_batch_size": Whole(low=1, optional=True, about="B, samples of an anchor"),
     "batch_size": Whole(low=1, optional=True, about="b, samples of a small batch"),
     "inner_steps": Whole(low=1, words=("auto", "theorem-2"), optional=True,
                          about="m, updates of an inner loop; theorem-2 is B d / (b k)"),
+    "lengths": Text(choices=("fixed", "geometric"), about="of inner loops: each m, or geometric with mean m (theory)"),
     "adaptive": Fields(fields=ADAPTIVE, example="{fraction: 0.9}", about="of inner_steps=auto"),
     "k1": Count(optional=True, about="top coordinates"),
     "k2": Count(optional=True, about="random coordinates"),
     "memory_decay": Number(low=0, high=1, about="the weight of the newest |v| in M"),
+    "memory_reset": Flag(about="restart M from |v| at each anchor (Section 2); else it is carried over (Algorithm 1)"),
+    "scaling": Text(choices=("unbiased", "none", "refresh"), optional=True,
+                    about="of the random part: rescaled, as it is, or as it is and kept until it is selected again"),
+    "per_tensor": Flag(about="select k1 and k2 in each tensor apart"),
     "groups": Text(choices=("rows", "columns"), optional=True, about="select whole rows or columns"),
+    "output": Text(choices=("last", "uniform"),
+                   about="the point to evaluate: the last, or the end of a loop, uniformly chosen (x_out, theory)"),
     "track_memory": Flag(about="keep M for a dense method too (Table 1 needs its entropy)"),
     "measures": Flag(about="log captured energy, noise of v and variance of rtop"),
     "max_norm": Number(above=0, optional=True, about="the largest |v|"),
@@ -108,11 +115,16 @@ class RunConfig:
     anchor_batch_size: int | None = None
     batch_size: int | None = None
     inner_steps: int | str | None = None
+    lengths: str = "fixed"
     adaptive: dict[str, Any] = field(default_factory=dict)
     k1: float | int | None = None
     k2: float | int | None = None
     memory_decay: float = 0.5
+    memory_reset: bool = False
+    scaling: str | None = None
+    per_tensor: bool = False
     groups: str | None = None
+    output: str = "last"
     track_memory: bool = False
     measures: bool = False
     max_norm: float | None = None
@@ -153,6 +165,8 @@ class RunConfig:
         for name in ("lr_milestones", "inner_lr_end"):
             if made.schedule == "linear" and (value := getattr(made, name)):
                 raise ValueError(f"{name} = {value!r} has no effect with schedule = 'linear': set schedule=constant")
+        if made.lengths == "geometric" and made.inner_steps == "auto":
+            raise ValueError("lengths = 'geometric' has no effect with inner_steps = 'auto': give inner_steps a number")
         return replace(made, options=task.completed_options(made.options, made.data_dir))
 
     def lr_at(self, epochs: float, share: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from statistics import fmean
 from typing import Any
 
@@ -14,13 +15,22 @@ import spidersilk as silk
 
 
 class Meter:
-    """The measures of one optimizer on one model; its state is in the checkpoint."""
+    """The measures of one optimizer on one model; its state is in the checkpoint.
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer):
+    uniform: the model is evaluated at the end of a uniformly chosen loop.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, uniform: bool = False):
         self.model, self.optimizer = model, optimizer
+        reduced = isinstance(optimizer, silk.VarianceReduced)
+        self.output = silk.UniformOutput(optimizer, model) if uniform and reduced else None
         self.memory: list[Tensor] = []  # kept for a dense method, if the config asks for it
         self.since_last_row: dict[str, list[float]] = {}  # what small steps measured
         self.saved_v_norm: float | None = None
+
+    def at_output(self) -> AbstractContextManager[None]:
+        """Inside, the model is at the point that is to be evaluated."""
+        return nullcontext() if self.output is None else self.output.applied()
 
     def add(self, measures: silk.Measures) -> None:
         """Add what a small step reports to the averages of the next row."""
@@ -62,7 +72,10 @@ class Meter:
         return [s[name] for s in self.optimizer.state.values() if isinstance(s, dict) and name in s]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self.memory, "since_last_row": self.since_last_row, "v_norm": self.v_norm()}
+        state = {"memory": self.memory, "since_last_row": self.since_last_row, "v_norm": self.v_norm()}
+        return state if self.output is None else state | {"output": self.output.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.memory, self.since_last_row, self.saved_v_norm = state["memory"], state["since_last_row"], state["v_norm"]
+        if self.output is not None:
+            self.output.load_state_dict(state["output"])

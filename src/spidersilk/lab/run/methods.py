@@ -14,7 +14,8 @@ from spidersilk.lab import peers
 from spidersilk.lab.run.team import team
 from spidersilk.lab.settings import Setting, check_all, nearest
 from spidersilk.lab.tasks import find as find_task
-from spidersilk.loop.lengths import Adaptive, InnerLength, as_inner_length
+from spidersilk.loop.lengths import Adaptive, Geometric, InnerLength, as_inner_length
+from spidersilk.operator.counts import Count
 from spidersilk.theory.planner import theorem_2_inner_steps
 
 Params = Iterable[Tensor]
@@ -44,8 +45,9 @@ class Method:
         return self.make(model if self.of_model else list(model.parameters()), values, generator)
 
 
-SPARSE = ("memory_decay", "k1", "k2", "groups")
-LOOPS = ("inner_steps", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
+SPARSE = ("memory_decay", "memory_reset", "scaling", "per_tensor", "k1", "k2", "groups")
+LOOPS = ("inner_steps", "lengths", "output", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
+Split = Callable[[Count, Count], tuple[Count, Count]]  # k1 and k2 of the run -> those of the optimizer
 
 
 def _plain(about: str, kind: Callable[..., torch.optim.Optimizer], **fixed: Any) -> Method:
@@ -85,16 +87,36 @@ def _rival(name: str, like: str = "") -> Method:
 
 
 def _reduced(
-    about: str, kind: Callable[..., torch.optim.Optimizer], sparse: bool = True, like: str = "", **fixed: Any
-) -> Method:
-    """`fixed` are arguments of `kind` that a run cannot change."""
+    about: str, kind: Callable[..., torch.optim.Optimizer], sparse: bool = True, like: str = "",
+    split: Split | None = None, ignores: tuple[str, ...] = (), **fixed: Any,
+) -> Method:  # fmt: skip
+    """`fixed` are arguments of `kind` that a run cannot change; `split` shares out k1 + k2 in another way."""
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
         names = ("max_norm", *SPARSE) if sparse else ("max_norm",)
-        given = {name: getattr(values, name) for name in names if getattr(values, name) is not None}
-        return kind(params, values.lr, generator=generator, process_group=team().group, **(given | fixed))
+        given = {name: getattr(values, name) for name in names if getattr(values, name) is not None} | fixed
+        if split is not None:
+            given["k1"], given["k2"] = split(given.get("k1", silk.RTop.k1), given.get("k2", silk.RTop.k2))
+        return kind(params, values.lr, generator=generator, process_group=team().group, **given)
 
-    return Method(about, make, like=like, ignores=tuple(fixed) if sparse else SPARSE)
+    return Method(about, make, like=like, ignores=(*ignores, *fixed) if sparse else SPARSE)
+
+
+def _total(k1: Count, k2: Count) -> Count:
+    """k = k1 + k2, in the unit of both."""
+    if not (k1 and k2):
+        return k1 or k2
+    if isinstance(k1, float) != isinstance(k2, float):
+        raise ValueError(f"k1 = {k1} and k2 = {k2} cannot be added up: set both to counts, or both to fractions")
+    return k1 + k2
+
+
+def _all_random(k1: Count, k2: Count) -> tuple[Count, Count]:
+    return 0, _total(k1, k2)
+
+
+def _all_top(k1: Count, k2: Count) -> tuple[Count, Count]:
+    return _total(k1, k2), 0
 
 
 def _fresh(
@@ -109,8 +131,9 @@ def _fresh(
         given |= fixed | _of_adam(values.arguments)
         return kind(params, values.lr, generator=generator, process_group=team().group, **given)
 
-    ignores = ("memory_decay", "track_memory", "adaptive", "inner_lr_end", "measures")
-    return Method(about, make, like=like, ignores=(*ignores, *fixed), arguments=arguments or {})
+    ignores = ("memory_decay", "memory_reset", "scaling", "per_tensor", "track_memory", "lengths", "output")
+    ignores = (*ignores, "adaptive", "inner_lr_end", "measures", *fixed)
+    return Method(about, make, like=like, ignores=ignores, arguments=arguments or {})
 
 
 METHODS: dict[str, Method] = {
@@ -125,7 +148,11 @@ METHODS: dict[str, Method] = {
         "anchored, refreshed coordinates are kept", silk.SparseSVRG, like="sparse-svrg", scaling="refresh"
     ),
     "sparse-svrg-selected": _reduced(
-        "anchored, only selected coordinates move", silk.SparseSVRG, like="sparse-svrg", move="selected"
+        "anchored, only selected coordinates move",
+        silk.SparseSVRG,
+        like="sparse-svrg",
+        ignores=("scaling", "memory_reset"),
+        move="selected",
     ),
     "sparse-sgd": _fresh("SGD on the selected entries of each weight", silk.SparseSGD),
     "sparse-sgd-momentum": _fresh("the same with momentum 0.9", silk.SparseSGD, like="momentum", momentum=0.9),
@@ -133,8 +160,10 @@ METHODS: dict[str, Method] = {
     "sparse-adamw-columns": _fresh(
         "the same on whole columns", silk.SparseAdamW, "sparse-adamw", peers.ADAM, groups="columns"
     ),
-    "random-k": _reduced("anchored, k random coordinates (k1 = 0)", silk.SparseSVRG, like="sparse-svrg", k1=0),
-    "top-k": _reduced("anchored, k top coordinates (k2 = 0)", silk.SparseSVRG, like="sparse-svrg", k2=0),
+    "random-k": _reduced(
+        "anchored, k1 + k2 random coordinates", silk.SparseSVRG, like="sparse-svrg", split=_all_random
+    ),
+    "top-k": _reduced("anchored, k1 + k2 top coordinates", silk.SparseSVRG, like="sparse-svrg", split=_all_top),
     "in-backward": _rival("in-backward", "adamw"),
     "adamw-8bit": _rival("adamw-8bit", "adamw"),
     **{name: _rival(name) for name in ("lora", "galore", "apollo-mini", "badam")},
@@ -164,7 +193,8 @@ def inner_length(values: Any, optimizer: torch.optim.Optimizer, anchor: int, sma
     inner = 1 if find(values.optimizer).plain else values.inner_steps or 1
     if inner == "theorem-2":
         inner = theorem_2_inner_steps(anchor, small, _density(optimizer))
-    length = as_inner_length(inner)
+    geometric = values.lengths == "geometric" and isinstance(optimizer, silk.VarianceReduced)
+    length = Geometric(inner) if geometric else as_inner_length(inner)
     if not isinstance(length, Adaptive):
         return length
     if isinstance(optimizer, silk.Sparse):

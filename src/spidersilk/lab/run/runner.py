@@ -135,7 +135,7 @@ class Run:
         self.inner = int(length.mean) if math.isfinite(length.mean) else 10
         self.batches = self.task.batches(anchor, small, length, generator)
         self.team.split(self.batches, config.task)
-        self.meter, self.line = Meter(self.task.model, self.optimizer), None
+        self.meter, self.line = Meter(self.task.model, self.optimizer, config.output == "uniform"), None
         if isinstance(self.optimizer, silk.VarianceReduced):
             if config.measures:
                 self.optimizer.register_measures_hook(self.meter.add)
@@ -227,7 +227,7 @@ class Run:
 
     def _evaluate(self) -> None:
         """Write one row of metrics. The random state is restored, so evaluations do not change the run."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), self.meter.at_output():
             metrics = self.task.evaluate()
         if isinstance(self.optimizer, silk.VarianceReduced):
             self.optimizer.check()

@@ -1,0 +1,76 @@
+"""The rules on sentences that benchmarks answer, and those that need no run at all."""
+
+from __future__ import annotations
+
+from spidersilk.lab.experiments.claims import Claim
+from spidersilk.lab.report.judging import NO, NOT_RUN, YES, Material, Rule, Verdict
+
+SHARE = "0.1"  # k / d of the paper's experiments
+HALF = 0.5
+
+
+def _captured(claim: Claim, material: Material) -> list[Verdict]:
+    """`spidersilk inspect`, before training."""
+    found = {name.removeprefix("inspect/inspect_"): facts["captured_gradient"][SHARE]
+             for name, facts in material.facts.items() if name.startswith("inspect/")}  # fmt: skip
+    if not found:
+        return [Verdict(claim.text, NOT_RUN, "missing: results/inspect")]
+    holds = [name for name, share in found.items() if share >= HALF]
+    word = YES if len(holds) == len(found) else f"{YES} in {len(holds)} of {len(found)}" if holds else NO
+    told = ", ".join(f"{name} {100 * share:.0f} %" for name, share in found.items())
+    why = f"share of a gradient's energy in the top 10 % of M, before training: {told}"
+    return [Verdict(claim.text, word, why, [f"results/{n}.json" for n in material.facts if n.startswith("inspect/")])]
+
+
+def _forward(claim: Claim, material: Material) -> list[Verdict]:
+    facts = material.facts.get("benchmarks/sparse_forward")
+    if facts is None:
+        return [Verdict(claim.text, NOT_RUN, "missing: results/benchmarks/sparse_forward.json")]
+    once, twice = (facts[draws] for draws in ("one draw for both", "independent draws"))
+    why = "relative error of the mean of 5,000 draws, where an unbiased one is explained by their number: "
+    why += (
+        f"one draw as printed {once['one layer']:.1f} in one layer; independent draws {twice['one layer']:.2f} in one "
+    )
+    why += f"layer, {twice['their gradient']:.1f} in the gradient of two (the number of draws explains "
+    why += f"{twice['one layer, explained by the number of draws']:.2f} and "
+    why += f"{twice['their gradient, explained by the number of draws']:.1f})"
+    biased = twice["their gradient"] > 2 * twice["their gradient, explained by the number of draws"]
+    word = "not reproduced: biased as printed" if biased else YES
+    return [Verdict(claim.text, word, why, ["results/benchmarks/sparse_forward.json"])]
+
+
+def _selection(claim: Claim, material: Material) -> list[Verdict]:
+    """Whether selecting the top takes most of the operator's time, and grows linearly."""
+    facts = material.facts.get("benchmarks/step_cpu_1")
+    if facts is None:
+        return [Verdict(claim.text, NOT_RUN, "missing: results/benchmarks/step_cpu_1.json")]
+    times = facts["times"]
+    sizes = list(times["select, numba"])[-2:]
+    top, both = (times[name][sizes[0]] for name in ("torch.topk", "torch.topk and random keys"))
+    growth = times["torch.topk"][sizes[1]] / times["torch.topk"][sizes[0]]
+    small, large = (f"{int(size):,}" for size in sizes)
+    why = f"torch.topk takes {top:.0f} of {both:.0f} copies of d floats in plain torch at d = {small}, the random part "
+    why += f"the rest; at d = {large} its cost per float is {growth:.2f} times that"
+    linear, most = 1 / 1.2 <= growth <= 1.2, top > both / 2
+    word = YES if linear and most else "linear, but not dominated by the top" if linear else NO
+    return [Verdict(claim.text, word, why, ["results/benchmarks/step_cpu_1.json"])]
+
+
+def _told(word: str) -> Rule:
+    """For what no run decides: counted, proved, or not run."""
+
+    def rule(claim: Claim, material: Material) -> list[Verdict]:
+        why = f"missing: {claim.note}" if word == NOT_RUN else claim.note
+        return [Verdict(claim.text, word, f"{why} (`{claim.test}`)" if claim.test else why)]
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "captured": _captured,
+    "forward": _forward,
+    "selection": _selection,
+    "counted": _told("holds by the count"),
+    "proved": _told("holds, tested"),
+    "not run": _told(NOT_RUN),
+}
