@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ALGORITHM_1, DENSE, SGD = "sparse-spiderboost", "spiderboost", "sgd"
-PAIRS = ("image-cifar10-cnn", "image-cifar10-fc", "image-svhn-cnn", "image-svhn-fc")
+PAIRS = ("image-cifar10-cnn", "image-cifar10-fc", "image-svhn-cnn", "image-svhn-fc", "image-mnist-fc")
 FIGURES = ("figure1-left", "figure1-right", "figure2", "figure3")
 LARGER = ("figure2-10k", "figure3-1m")  # the whole vocabulary, and more ratings: beyond the paper
 SPLITS = ("split-cnn", "split-fc")
