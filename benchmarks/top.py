@@ -17,6 +17,7 @@ goes on where it was.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import time
@@ -211,6 +212,11 @@ class Study:
         figures = {"conditions": self.conditions, "runs": self.results}
         record.save(self.file, list(range(self.seeds)), figures, self.to)
 
+    def folder(self, out: Path) -> Path:
+        """Of the runs; runs under other conditions have another one."""
+        conditions = json.dumps(self.conditions, sort_keys=True).encode()
+        return out / f"{self.file}-{hashlib.sha256(conditions).hexdigest()[:8]}"
+
     def run(self, out: Path, jobs: int, until: float) -> bool:
         """All runs, or as many as the time allows; returns whether all are done."""
         with batch.Pool() as pool:
@@ -218,7 +224,7 @@ class Study:
                 by_name = {config.name: (series, config) for series, config in todo}
                 left = None if math.isinf(until) else max(0.0, until - time.time())
                 summaries = batch.run_all(
-                    [config for _, config in todo], out / self.file, jobs=jobs, resume=True, time_limit=left, pool=pool,
+                    [config for _, config in todo], self.folder(out), jobs=jobs, resume=True, time_limit=left, pool=pool,
                     console=Console(), ended=lambda c, s, by=by_name: self.add(*by[c.name], s),
                 )  # fmt: skip
                 failed = [s["reason"] for s in summaries if s["status"] == "failed"]
