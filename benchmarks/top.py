@@ -223,10 +223,13 @@ class Study:
             while todo := self.due():
                 by_name = {config.name: (series, config) for series, config in todo}
                 left = None if math.isinf(until) else max(0.0, until - time.time())
+                how = {"jobs": jobs, "resume": True, "time_limit": left, "pool": pool, "console": Console()}
                 summaries = batch.run_all(
-                    [config for _, config in todo], self.folder(out), jobs=jobs, resume=True, time_limit=left, pool=pool,
-                    console=Console(), ended=lambda c, s, by=by_name: self.add(*by[c.name], s),
-                )  # fmt: skip
+                    [config for _, config in todo],
+                    self.folder(out),
+                    ended=lambda c, s, by=by_name: self.add(*by[c.name], s),
+                    **how,
+                )
                 failed = [s["reason"] for s in summaries if s["status"] == "failed"]
                 if failed:
                     raise SystemExit(f"error: a run could not be done: {failed[0]}")
