@@ -22,14 +22,14 @@ from spidersilk.lab.report import tuned
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 TUNED = "tune/tune_finetune_85m_600.json"
-LARGE = {"2.7 B": "benchmarks/memory_2_7b_1_cuda.json", "6.7 B": "benchmarks/memory_6_7b_1_cuda.json"}
-PEERS = "benchmarks/memory_2_7b_1_peers_cuda.json"
+LARGE = {"2.7 B": "benchmarks/comparison_2_7b_1_cuda.json", "6.7 B": "benchmarks/comparison_6_7b_1_cuda.json"}
+NEEDED = ("adamw", "columns-10", "sparse-10", "lora-64")
+MEASURE = "python benchmarks/memory.py --name comparison --save --size"
 COMMANDS = {
     TUNED: "spidersilk tune finetune --set size=85m --steps 600 --resume",
-    LARGE["2.7 B"]: "python benchmarks/memory.py --size 2.7b --methods adamw,sparse-10,columns-10,lora-64 --save",
-    LARGE["6.7 B"]: "python benchmarks/memory.py --size 6.7b --methods adamw,sparse-10,columns-10,lora-64 --save",
-    PEERS: "python benchmarks/memory.py --size 2.7b --name memory_peers --save --methods "
-    "adamw,in-backward,adamw-8bit,galore,apollo-mini,badam",
+    LARGE["2.7 B"]: f"{MEASURE} 2.7b --repeats 3 --methods {','.join(NEEDED)} "
+    "--once in-backward,adamw-8bit,apollo-mini,badam",
+    LARGE["6.7 B"]: f"{MEASURE} 6.7b --methods {','.join(NEEDED)}",
 }
 CARD = 24  # GiB of a common graphics card
 
@@ -89,19 +89,15 @@ def collect(results: Path) -> list[dict[str, Any]]:
     """One record for each row of the table."""
     record = tuning.read(results / TUNED)
     large = {size: _runs(results / name) for size, name in LARGE.items()}
-    others = _runs(results / PEERS)
     rows = []
     for row in ROWS:
         ended = tuned.ended(record, row.tuned)
         assert ended is not None
         found: dict[str, Any] = {"title": row.title, **ended._asdict()}
         for size, runs in large.items():
-            beside = runs
-            if size == "2.7 B" and row.measured not in runs:
-                beside = others
-            own, adamw = beside.get(row.measured), beside.get("adamw")
+            own = runs.get(row.measured)
             found[size] = None if own is None else own["gib"]
-            found[f"{size}, time"] = None if own is None or adamw is None else own["ms"] / adamw["ms"]
+            found[f"{size}, time"] = None if own is None else own["ms"] / runs["adamw"]["ms"]
         rows.append(found)
     return rows
 

@@ -17,6 +17,7 @@ goes on where it was.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import time
@@ -31,6 +32,7 @@ from rich.console import Console
 from spidersilk.lab.experiments.grid import following_rate
 from spidersilk.lab.run import batch
 from spidersilk.lab.run.check import check_runs
+from spidersilk.lab.run.collect import plain
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.folder import FINISHED, Summary
 from spidersilk.lab.settings import nearest
@@ -208,8 +210,13 @@ class Study:
         result = series.key | {"lr": config.lr, "seed": config.seed, "status": summary["status"], "loss": loss}
         result |= {"updates": summary["last"].get("updates"), "seconds": summary["last"].get("seconds")}
         self.results.append(result)
-        figures = {"conditions": self.conditions, "runs": self.results}
+        figures = {"conditions": self.conditions, "means": means(self.results), "runs": self.results}
         record.save(self.file, list(range(self.seeds)), figures, self.to)
+
+    def folder(self, out: Path) -> Path:
+        """Of the runs; runs under other conditions have another one."""
+        conditions = json.dumps(self.conditions, sort_keys=True).encode()
+        return out / f"{self.file}-{hashlib.sha256(conditions).hexdigest()[:8]}"
 
     def run(self, out: Path, jobs: int, until: float) -> bool:
         """All runs, or as many as the time allows; returns whether all are done."""
@@ -217,10 +224,13 @@ class Study:
             while todo := self.due():
                 by_name = {config.name: (series, config) for series, config in todo}
                 left = None if math.isinf(until) else max(0.0, until - time.time())
+                how = {"jobs": jobs, "resume": True, "time_limit": left, "pool": pool, "console": Console()}
                 summaries = batch.run_all(
-                    [config for _, config in todo], out / self.file, jobs=jobs, resume=True, time_limit=left, pool=pool,
-                    console=Console(), ended=lambda c, s, by=by_name: self.add(*by[c.name], s),
-                )  # fmt: skip
+                    [config for _, config in todo],
+                    self.folder(out),
+                    ended=lambda c, s, by=by_name: self.add(*by[c.name], s),
+                    **how,
+                )
                 failed = [s["reason"] for s in summaries if s["status"] == "failed"]
                 if failed:
                     raise SystemExit(f"error: a run could not be done: {failed[0]}")
@@ -268,6 +278,20 @@ def best_runs(runs: list[Result]) -> dict[tuple[Cell | None, str], list[Result]]
     return best
 
 
+def means(runs: list[Result]) -> dict[str, dict[str, list[float | None]]]:
+    """The mean loss of each split of each cell, and half of its range over seeds, as the tables have them."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for (cell, split), best in best_runs(runs).items():
+        shown = [plain(mean_of(best), 4), plain(spread_of(best), 2)]
+        found.setdefault(cell.words() if cell else "dense", {})[split] = shown
+    return found
+
+
+def spread_of(runs: list[Result]) -> float:
+    losses = [math.inf if run["loss"] is None else run["loss"] for run in runs]
+    return (max(losses) - min(losses)) / 2
+
+
 def mean_of(runs: list[Result] | None) -> float:
     return fmean(math.inf if run["loss"] is None else run["loss"] for run in runs) if runs else math.inf
 
@@ -275,8 +299,7 @@ def mean_of(runs: list[Result] | None) -> float:
 def number(mean: float, runs: list[Result] | None, lowest: bool) -> str:
     if not runs or math.isinf(mean):
         return "diverged"
-    losses = [run["loss"] for run in runs]
-    spread = f" ± {(max(losses) - min(losses)) / 2:.2g}" if len(losses) > 1 else ""
+    spread = f" ± {spread_of(runs):.2g}" if len(runs) > 1 else ""
     edge = f", {runs[0]['edge']} edge" if runs[0]["edge"] else ""
     text = f"{mean:.4g}"
     return f"{f'**{text}**' if lowest else text}{spread} (lr {runs[0]['lr']:g}{edge})"

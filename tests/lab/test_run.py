@@ -23,15 +23,19 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 from lab_helpers import DIGITS, SMALL, config, metrics
 
 import spidersilk as silk
-from spidersilk.lab import tasks
+from spidersilk.lab import peers, tasks
 from spidersilk.lab.run import machine, methods, runner
 from spidersilk.lab.run.config import RunConfig, apply_settings
 from spidersilk.lab.run.folder import RunError
 from spidersilk.loop.loader import AnchorLoader
 
+ANYWHERE = [name for name in methods.METHODS if name not in peers.PEERS or not peers.PEERS[name].blocks]
 
-@pytest.mark.parametrize("optimizer", methods.METHODS)
+
+@pytest.mark.parametrize("optimizer", ANYWHERE)  # the others: tests/lab/test_finetune.py
 def test_every_optimizer_runs(optimizer: str, tmp_path: Path) -> None:
+    for package in peers.PEERS[optimizer].needs if optimizer in peers.PEERS else ():
+        pytest.importorskip(package.replace("-", "_"), reason="needs the extra [peers]")
     told = runner.run(config(optimizer=optimizer, lr=0.1, inner_steps=20), tmp_path / "run")
     assert told["status"] == "finished"
     assert told["last"]["queries"] >= 2.0
