@@ -263,12 +263,13 @@ CLAIMS = [
     ),
     Claim(
         "our analysis proves that our algorithm performs no worse than SpiderBoost in these settings",
-        "proved", "Section 5", note="only up to the factor sqrt(b (k1 + k2) / k2), which is 14 at the paper's settings",
+        "proved in part", "Section 5",
+        note="only up to the factor sqrt(b (k1 + k2) / k2), which is 14 at the paper's settings",
         test="tests/theory/test_planner.py::test_dense_theorems_have_spiderboosts_order",
     ),
     Claim(
         "Even when there is no structure, our algorithm reduces to a random sampling of k1 + k2 coordinates",
-        "proved", "Section 5", note="for k1 = 0; with k1 > 0 the top k1 are kept and not rescaled",
+        "proved in part", "Section 5", note="for k1 = 0; with k1 > 0 the top k1 are kept and not rescaled",
         test="tests/operator/test_selection.py::test_corners",
     ),
     Claim(

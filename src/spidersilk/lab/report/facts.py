@@ -106,5 +106,6 @@ RULES: dict[str, Rule] = {
     "larger steps": _larger_steps,
     "counted": _told("holds by the count"),
     "proved": _told("holds, tested"),
+    "proved in part": _told("holds in part, tested"),
     "not run": _told(NOT_RUN),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from spidersilk.lab.experiments.claims import Claim
 from spidersilk.lab.experiments.tuning import Record
-from spidersilk.lab.report.comparison import FEWER, MORE, SEEDS, Comparison, compare
+from spidersilk.lab.report.comparison import FEWER, LEVEL, MORE, SEEDS, Comparison, compare
 from spidersilk.lab.report.evidence import Chapter, Group
 
 YES, NO, SIZE, NOT_RUN = "reproduced", "not reproduced", "reproduced in direction, not in size", "not run"
@@ -75,7 +75,11 @@ def best(chapter: Chapter, ours: str, theirs: str, length: float = math.inf) -> 
     for mine in forms(chapter, ours):
         beside = [compare(mine, other, min(length, chapter.part.length)) for other in forms(chapter, theirs)]
         found += [min((c for c in beside if c), key=lambda c: place(c[0], MORE))] if any(beside) else []
-    return min(found, key=lambda c: place(c[0]), default=[])
+    first = min(found, key=lambda c: place(c[0]), default=[])
+    printed = found[0] if found and found[0][0].ours.name == chapter.find(ours).name else first
+    if first and place(printed[0])[:2] == place(first[0])[:2] and printed[0].median <= LEVEL * first[0].median:
+        return printed  # no form is clearly better than it
+    return first
 
 
 def place(found: Comparison, win: str = FEWER) -> tuple[int, int, float]:
