@@ -10,7 +10,7 @@ SITE := $(VENV)/.ready-to-make-the-site
 .PHONY: demo test test-slow lint docs bench clean help
 
 help:
-	@echo "make demo       two minutes: a GPT fine-tuned in fewer bytes and seconds than AdamW, SVRG, Algorithm 1; with a report"
+	@echo "make demo       two minutes: AdamW, LoRA and SparseAdamW on a small GPT; SVRG; Algorithm 1; with a report"
 	@echo "make test       the quick tests (a few minutes on two cores)"
 	@echo "make test-slow  the others: long statistics, several processes, Triton's interpreter, the browser, trainers"
 	@echo "make lint       ruff and pyright"

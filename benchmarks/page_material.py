@@ -37,8 +37,17 @@ def material(results: Path) -> Material:
         made += [make_chapter(name, part, curves) for part in parts if name not in CONTROLS]
     for chapter in (c for c in made if c.experiment == "ablation-split"):
         key = f"{chapter.part.key}-sparse-svrg-dense"
-        found = [_renamed(curve, name) for name, curve in sorted(dense.items()) if name.startswith(key)]
+        found = [_renamed(curve, name, "SVRG") for name, curve in sorted(dense.items()) if name.startswith(key)]
         chapter.groups += groups_of(found)
+    again = {
+        made_name + end: _renamed(curve, made_name + end, label)
+        for made_name, (name, label) in ELSEWHERE.items()
+        for end in ("", "-seed1", "-seed2")
+        if (curve := curves.get(name + end)) is not None
+    }
+    made.append(chapter_of("image-mnist-fc", "FC on MNIST", again, 2.0))
+    for chapter in (c for c in made if c.part.key == "figure1-right"):
+        chapter.groups += groups_of(curve for name, curve in again.items() if name.startswith("figure1-right-"))
     chapters = {chapter.part.key: chapter for chapter in made if chapter.groups}
     known = {curve.config["name"] for chapter in made for group in chapter.groups for curve in group.curves}
     for group in groups_of(curve for name, curve in curves.items() if name not in known and curve.rows):
@@ -49,11 +58,29 @@ def material(results: Path) -> Material:
 
 
 FIGURES = ("figure1", "figure2", "figure3")
+# Runs at the paper's settings in the files of ablations, under the name of the task that they belong to.
+ELSEWHERE = {
+    "figure1-right-sparse-spiderboost-reset":
+        ("reset-cnn-sparse-spiderboost-0.1-reset", "Algorithm 1, memory reset"),
+    "figure1-right-sparse-spiderboost-geometric":
+        ("lengths-cnn-sparse-spiderboost-0.1-geometric", "Algorithm 1, geometric loops"),
+    "image-mnist-fc-spiderboost": ("lengths-fc-spiderboost-0.1-fixed", "SpiderBoost"),
+    "image-mnist-fc-spiderboost-geometric": ("lengths-fc-spiderboost-0.1-geometric", "SpiderBoost, geometric loops"),
+    "image-mnist-fc-sparse-spiderboost":
+        ("reset-fc-sparse-spiderboost-0.1-carried", "Algorithm 1 (sparse SpiderBoost)"),
+    "image-mnist-fc-sparse-spiderboost-reset":
+        ("reset-fc-sparse-spiderboost-0.1-reset", "Algorithm 1, memory reset"),
+    "image-mnist-fc-sparse-spiderboost-geometric":
+        ("lengths-fc-sparse-spiderboost-0.1-geometric", "Algorithm 1, geometric loops"),
+    "image-mnist-fc-svrg": ("sparsity-fc-sparse-svrg-1", "SVRG"),
+    "image-mnist-fc-sparse-svrg": ("reset-fc-sparse-svrg-0.1-carried", "SparseSVRG"),
+}  # fmt: skip
+FACTS = ("backprop_cpu_1", "backprop_cuda_float32", "entropy", "sparse_forward", "step_cpu_1")
 CONTROLS = ("controls-figure2", "controls-figure3")  # their runs stand beside those of the figure
 
 
-def _renamed(curve: Curve, name: str) -> Curve:
-    return replace(curve, config=curve.config | {"name": name, "label": "SVRG, dense"})
+def _renamed(curve: Curve, name: str, label: str) -> Curve:
+    return replace(curve, config=curve.config | {"name": name, "label": label}, label=label)
 
 
 def _same_task(group: Group, other: Group) -> bool:
@@ -64,7 +91,7 @@ def _same_task(group: Group, other: Group) -> bool:
 
 def _facts(results: Path) -> dict[str, dict[str, Any]]:
     """The figures of JSON files by their path in results/, without its ending."""
-    names = [f"benchmarks/{name}.json" for name in ("entropy", "sparse_forward", "step_cpu_1")] + ["inspect/*.json"]
+    names = [f"benchmarks/{name}.json" for name in FACTS] + ["inspect/*.json"]
     paths = sorted(path for name in names for path in results.glob(name))
     return {str(p.relative_to(results).with_suffix("")): json.loads(p.read_text())["figures"] for p in paths}
 

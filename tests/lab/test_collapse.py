@@ -151,11 +151,12 @@ def test_a_collapsed_trial_is_never_the_best(tmp_path: Path, command) -> None:
 
 def test_published_runs_that_collapsed_are_those_at_the_loss_of_guessing() -> None:
     chapters = page_material.material(ROOT / "results").chapters.values()
-    found = {
-        c.config["name"] for chapter in chapters for g in chapter.groups for c in g.curves if c.status == "collapsed"
-    }
+    every = [c for chapter in chapters for g in chapter.groups for c in g.curves if c.status == "collapsed"]
+    ablations = ("lengths-", "reset-", "image-mnist-fc-")
+    found = {c.config["name"] for c in every if not c.config["name"].startswith(ablations)}
     densities = ("0.01", "0.01-seed1", "0.02", "0.02-seed1", "0.05", "0.05-seed1")
-    table1 = {"table1-cnn-cifar10", "table1-fc-svhn", "table1-cnn-svhn"}
+    table1 = {"table1-cnn-cifar10", "table1-fc-svhn", "table1-fc-svhn-seed2"}
+    table1 |= {f"table1-cnn-svhn{seed}" for seed in ("", "-seed1", "-seed2")}
     others = {
         "image-cifar10-fc-sparse-spiderboost-seed2", "image-cifar10-cnn-spiderboost-seed0",
         "image-svhn-fc-sparse-svrg-seed0", "split-cnn-sparse-spiderboost-0.1-0-seed1",

@@ -127,6 +127,21 @@ def test_convolutions(
     check(model, torch.randn(batch, inputs, *(6, 5, 4)[:dims], dtype=torch.float64), groups, k2)
 
 
+@pytest.mark.parametrize("groups", ["columns", "rows"])
+@pytest.mark.parametrize("kind", ["sparse", "nested"])
+def test_sparse_and_nested_inputs(groups: Any, kind: str) -> None:
+    """They are left to autograd."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    optimizer = Sparse(model, torch.optim.SGD, lr=0.1, k2=0.3, groups=groups, generator=seeded())
+    x, twin = torch.randn(3, 6).relu(), copy.deepcopy(model)
+    given = x.to_sparse() if kind == "sparse" else torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged)
+    out = model(given)
+    weigh(out if kind == "sparse" else out.values()).backward()
+    weigh(twin(x)).backward()
+    torch.testing.assert_close(*selected(optimizer, model.weight, twin.weight.grad))
+
+
 def test_channels_last() -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(6, 4, 3).double().to(memory_format=torch.channels_last)

@@ -13,6 +13,8 @@ from spidersilk.layers.registry import Part, autocast, rule
 
 @rule(nn.Linear)
 def linear(module: nn.Linear, part: Part, input: Tensor) -> Tensor | None:
+    if input.layout != torch.strided:  # sparse or nested
+        return None
     x, weight, bias = autocast(input, module.weight, module.bias)
     kept = x.index_select(-1, part.indices) if part.dimension == 1 else None
     return _Linear.apply(x, kept, weight, bias, *part)

@@ -177,7 +177,7 @@ def reproduce_command(
 
 @app.command("demo", epilog="Example: spidersilk demo")
 def demo_command(out: Folder = Path("runs/demo")) -> None:
-    """Two minutes on embedded data: a GPT fine-tuned in a sixth of AdamW's bytes, SVRG's win, Algorithm 1's step."""
+    """Two minutes: AdamW, LoRA and SparseAdamW on a small GPT; SVRG beside SGD; Algorithm 1 at two steps; a report."""
     from spidersilk.lab.commands import demo
 
     demo.run(out)

@@ -18,6 +18,7 @@ from spidersilk.lab.report.evidence import LOSS, SLACK, Group, number
 from spidersilk.lab.report.judging import NO, NOT_RUN, YES, Material, Rule, Verdict
 from spidersilk.lab.tasks.models import MODELS
 
+NAMES = {"fc": "FC", "cnn": "CNN", "resnet18": "ResNet-18"}
 BIT = 1.0  # the text of the paper rounds entropies to whole bits ("approximately 3")
 Judge = Callable[[list[Group]], tuple[list[Group], str]]  # the groups for which the sentence holds, and the numbers
 
@@ -41,9 +42,9 @@ def maximum(group: Group) -> float:
     return math.log2(MODELS[model_and_data(group)[0]][1])
 
 
-def _table1(judge: Judge, model: str = "", whole: bool = True, several: bool = False) -> Rule:
+def _table1(judge: Judge, model: str = "", whole: bool = True, several: bool = False, some: bool = False) -> Rule:
     """A rule over the runs whose entropies the paper prints; `whole`: over those that went on for 150 epochs;
-    `several`: over models with more than one data set."""
+    `several`: over models with more than one data set. `some`: one that holds is enough."""
 
     def rule(claim: Claim, material: Material) -> list[Verdict]:
         chapter = material.chapters.get("table1")
@@ -56,18 +57,18 @@ def _table1(judge: Judge, model: str = "", whole: bool = True, several: bool = F
         if not groups:
             return [Verdict(claim.text, NOT_RUN, "no runs of table1")]
         judged = [g for g in groups if len(g.curves) > 1 or (whole and g.curves[0].rows[-1]["seconds"] >= SHORT)]
-        holds, why = judge(groups)
-        holds = [g for g in judged if any(g is h for h in holds)]
-        few = min((len(g.curves) for g in judged), default=1)
-        if not judged:
+        every, why = judge(groups)
+        holds = [g for g in judged if any(g is h for h in every)]
+        many = sorted({len(g.curves) for g in judged})
+        few = f"{many[0]} to {many[-1]} seeds: " if len(many) > 1 else WORDS.get(many[0], "") if many else ""
+        if not judged or (some and every and not holds):
             word = f"{NONE}: one seed"
-        elif len(holds) == len(judged):
-            word = WORDS.get(few, "") + YES
+        elif len(holds) == len(judged) or (some and holds):
+            word = few + YES
         else:
-            word = WORDS.get(few, "") + (f"{YES} in {len(holds)} of {len(judged)}" if holds else NO)
+            word = few + (f"{YES} in {len(holds)} of {len(judged)}" if holds else NO)
         left = [named(g) for g in groups if all(g is not j for j in judged)]
         why += f"; one seed of a short run, so no verdict: {'; '.join(left)}" if left else ""
-        many = sorted({len(g.curves) for g in judged})
         seeds = ", ".join(f"{n} seed{'s' if n > 1 else ''}" for n in many)
         return [Verdict(claim.text, word, why, [g.name for g in groups], "Table 1", "", seeds)]
 
@@ -89,7 +90,7 @@ def _at_the_start(group: Group, material: Material) -> Group:
 
 
 def named(group: Group) -> str:
-    return f"{model_and_data(group)[0]}, {data_title(group).partition(',')[0]}"
+    return f"{NAMES[model_and_data(group)[0]]}, {data_title(group).partition(',')[0]}"
 
 
 def _ended(group: Group) -> str:
@@ -117,6 +118,19 @@ def _almost_maximal(groups: list[Group]) -> tuple[list[Group], str]:
     return [g for g in groups if shares[g.name] >= bar], f"{told} of the maximum (printed: {100 * bar:.0f} % and more)"
 
 
+def _falls(groups: list[Group]) -> tuple[list[Group], str]:
+    changes = {g.name: entropies(g)[1] - entropies(g)[0] for g in groups}
+    told = "; ".join(f"{named(g)} {changes[g.name]:+.2f} bits{_ended(g)}" for g in groups)
+    return [g for g in groups if changes[g.name] < -BIT and not g.broken], told
+
+
+def _stays(groups: list[Group]) -> tuple[list[Group], str]:
+    bar = min(before / math.log2(MODELS[model][1]) for (model, _), (before, _) in TABLE_1.items())
+    shares = {g.name: entropies(g)[1] / maximum(g) for g in groups}
+    told = "; ".join(f"{named(g)} {100 * shares[g.name]:.0f} %{_ended(g)}" for g in groups)
+    return [g for g in groups if shares[g.name] >= bar and not g.broken], f"after training, {told} of the maximum"
+
+
 def _about_3(groups: list[Group]) -> tuple[list[Group], str]:
     told = "; ".join(f"{named(g)} {entropies(g)[1]:.2f} (loss {number(g.end(LOSS))}{_ended(g)})" for g in groups)
     return [g for g in groups if abs(entropies(g)[1] - 3) <= BIT and not g.broken], told
@@ -128,9 +142,8 @@ def _steady(groups: list[Group]) -> tuple[list[Group], str]:
     changes = {g.name: entropies(g)[1] - entropies(g)[0] for g in groups}
     told = "; ".join(f"{named(g)} {changes[g.name]:+.2f} bits" for g in groups)
     limit = max(map(abs, printed))
-    return [
-        g for g in groups if abs(changes[g.name]) <= limit and not g.broken
-    ], f"{told} (printed: {min(printed):+.2f} at most)"
+    steady = [g for g in groups if abs(changes[g.name]) <= limit and not g.broken]
+    return steady, f"{told} (printed: {', '.join(f'{x:+.2f}' for x in printed)})"
 
 
 def _by_model(groups: list[Group]) -> tuple[list[Group], str]:
@@ -140,10 +153,10 @@ def _by_model(groups: list[Group]) -> tuple[list[Group], str]:
     told, fine = [], []
     for model in dict.fromkeys(model_and_data(g)[0] for g in groups):
         if sum(m == model for m, _ in alive) > 1:
-            told.append(f"{model} differs by {_spread(alive, model):.2f} bits between data sets")
+            told.append(f"{NAMES[model]} differs by {_spread(alive, model):.2f} bits between data sets")
             fine += [g for g in groups if model_and_data(g)[0] == model and _spread(alive, model) <= printed]
         else:
-            told.append(f"{model} trains on fewer than two")
+            told.append(f"{NAMES[model]} trains on fewer than two")
     return fine, f"{'; '.join(told)} (printed: at most {printed:.2f})"
 
 
@@ -156,6 +169,8 @@ RULES: dict[str, Rule] = {
     "entropy before": _table1(_near(0), whole=False),
     "entropy after": _table1(_near(1)),
     "entropy almost maximal": _table1(_almost_maximal, whole=False),
+    "entropy falls": _table1(_falls, some=True),
+    "entropy stays": _table1(_stays, some=True),
     "entropy about 3": _table1(_about_3, "cnn"),
     "entropy by model": _table1(_by_model, several=True),
     "entropy steady": _table1(_steady, "resnet18"),

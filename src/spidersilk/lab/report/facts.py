@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from spidersilk.lab.experiments.claims import Claim
+from spidersilk.lab.experiments.paper import LABELS
+from spidersilk.lab.report.comparison import LEVEL
 from spidersilk.lab.report.judging import NO, NOT_RUN, YES, Material, Rule, Verdict
 
 SHARE = "0.1"  # k / d of the paper's experiments
@@ -56,6 +58,36 @@ def _selection(claim: Claim, material: Material) -> list[Verdict]:
     return [Verdict(claim.text, word, why, ["results/benchmarks/step_cpu_1.json"])]
 
 
+def _time(claim: Claim, material: Material) -> list[Verdict]:
+    """Gradient differences at single coordinates, each network alone on its machine."""
+    found = {f"{machine}: {network}": ratios["two points, coordinates, True"]
+             for machine, name in {"CPU": "backprop_cpu_1", "GPU": "backprop_cuda_float32"}.items()
+             for network, ratios in material.facts.get(f"benchmarks/{name}", {}).get("ratios", {}).items()}  # fmt: skip
+    if not found:
+        return [Verdict(claim.text, NOT_RUN, "missing: results/benchmarks/backprop_*.json")]
+    faster = [name for name, ratio in found.items() if ratio < 1 / LEVEL]
+    word = f"{YES} in {len(faster)} of {len(found)}" if faster else "not reproduced in time"
+    why = f"seconds over those of all coordinates: {min(found.values()):.2f} to {max(found.values()):.2f} "
+    why += f"on {len(found)} networks"
+    files = [f"results/benchmarks/{name}.json" for name in ("backprop_cpu_1", "backprop_cuda_float32")]
+    return [Verdict(claim.text, word, why, files)]
+
+
+def _larger_steps(claim: Claim, material: Material) -> list[Verdict]:
+    """The best step size of SpiderBoost and SVRG above SGD's by more than the factor of a clear difference."""
+    larger: dict[str, list[bool]] = {}
+    for record in material.tunings.values():
+        best = {m: record["methods"][m]["best"] for m in ("sgd", "spiderboost", "svrg") if m in record["methods"]}
+        for method in (m for m in ("spiderboost", "svrg") if best.get(m) and best.get("sgd")):
+            larger.setdefault(LABELS[method], []).append(best[method]["lr"] > LEVEL * best["sgd"]["lr"])
+    if not larger:
+        return [Verdict(claim.text, NOT_RUN, "missing: tunings of SpiderBoost or SVRG, and SGD")]
+    why = "; ".join(f"{name} in {sum(each)} of {len(each)} tunings" for name, each in larger.items())
+    every = [x for each in larger.values() for x in each]
+    word = YES if all(every) else f"{YES} in {sum(every)} of {len(every)}" if any(every) else NO
+    return [Verdict(claim.text, word, f"a larger best step size than SGD's: {why}", ["results/tune"])]
+
+
 def _told(word: str) -> Rule:
     """For what no run decides: counted, proved, or not run."""
 
@@ -70,6 +102,8 @@ RULES: dict[str, Rule] = {
     "captured": _captured,
     "forward": _forward,
     "selection": _selection,
+    "time": _time,
+    "larger steps": _larger_steps,
     "counted": _told("holds by the count"),
     "proved": _told("holds, tested"),
     "not run": _told(NOT_RUN),

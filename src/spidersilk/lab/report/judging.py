@@ -13,7 +13,7 @@ from typing import Any
 
 from spidersilk.lab.experiments.claims import Claim
 from spidersilk.lab.experiments.tuning import Record
-from spidersilk.lab.report.comparison import FEWER, SEEDS, Comparison, compare
+from spidersilk.lab.report.comparison import FEWER, MORE, SEEDS, Comparison, compare
 from spidersilk.lab.report.evidence import Chapter, Group
 
 YES, NO, SIZE, NOT_RUN = "reproduced", "not reproduced", "reproduced in direction, not in size", "not run"
@@ -74,15 +74,15 @@ def best(chapter: Chapter, ours: str, theirs: str, length: float = math.inf) -> 
     found = []
     for mine in forms(chapter, ours):
         beside = [compare(mine, other, min(length, chapter.part.length)) for other in forms(chapter, theirs)]
-        found += [max((c for c in beside if c), key=lambda c: place(c[0]))] if any(beside) else []
+        found += [min((c for c in beside if c), key=lambda c: place(c[0], MORE))] if any(beside) else []
     return min(found, key=lambda c: place(c[0]), default=[])
 
 
-def place(found: Comparison) -> tuple[int, int, float]:
-    """Clear wins over enough seeds first, then clear wins; then by seeds and queries."""
-    many, wins = min(len(found.ratios), SEEDS), found.side == FEWER
-    middle = found.median
-    return 0 if wins and many == SEEDS else 1 if wins else 2, -many, math.inf if math.isnan(middle) else middle
+def place(found: Comparison, win: str = FEWER) -> tuple[int, int, float]:
+    """Clear wins over enough seeds first, then clear wins; then by seeds and queries. MORE: wins of the other side."""
+    many, wins = min(len(found.ratios), SEEDS), found.side == win
+    middle = math.inf if math.isnan(found.median) else found.median if win == FEWER else -found.median
+    return 0 if wins and many == SEEDS else 1 if wins else 2, -many, middle
 
 
 def verdict_on(claim: str, word: str, found: Comparison, part: str, runs: list[str], more: str = "") -> Verdict:

@@ -47,10 +47,17 @@ def _each_part(word_of: Callable[[Comparison], str], rescue: bool = False, lengt
                 continue
             for comparison in found:
                 word, more, runs = word_of(comparison), "", [comparison.theirs.name, comparison.ours.name]
+                printed = chapter.find(claim.ours)
+                if comparison.ours.name != printed.name:
+                    word += f" with {comparison.ours.label.partition(', ')[2]}" if word in (YES, SIZE) else ""
+                    alone = compare(printed, comparison.theirs, min(length, chapter.part.length))
+                    more = f"as printed {alone[0].ratio()}, {alone[0].seeds()}" if alone else "as printed not run"
                 saved = best(chapter, RESCUE, claim.theirs, length) if rescue and claim.ours != RESCUE else []
                 if comparison.side != FEWER and saved and saved[0].side == FEWER:
                     word = f"only with {chapter.find(RESCUE).label}"
-                    more = f"{saved[0].ours.label} {saved[0].ratio()}, {saved[0].seeds()}"
+                    more = "; ".join(
+                        filter(None, (more, f"{saved[0].ours.label} {saved[0].ratio()}, {saved[0].seeds()}"))
+                    )
                     runs.append(saved[0].ours.name)
                 made.append(verdict_on(claim.text, comparison.word(word), comparison, chapter.part.title, runs, more))
         return made

@@ -42,22 +42,23 @@ def summary(claim: Claim, verdicts: list[Verdict]) -> str:
     words = [next(v.word for v in verdicts if v.part == part) for part in parts]
     if set(words) == {NOT_RUN}:
         return NOT_RUN
-    counts: dict[str, list[int]] = {}
+    made: dict[str, list[str]] = {}  # notes by the word without them, an empty one for each part
     for word in words:
         few = next((prefix for prefix in WORDS.values() if word.startswith(prefix)), "")
-        counts.setdefault(word.removeprefix(few), []).append(bool(few))
+        plain, _, form = word.removeprefix(few).partition(f"{YES} with ")
+        notes = [f"with {form}" if form else "", "on few seeds" if few else ""]
+        made.setdefault(YES if form else plain, []).append(", ".join(filter(None, notes)))
     told = []
-    for word, few in sorted(counts.items(), key=lambda item: _place(item[0])):
-        some = "" if not any(few) else " on few seeds" if all(few) else f", {sum(few)} of these on few seeds"
-        told.append(f"{word} ({len(few)} of {len(parts)}{some})")
-    not_all = "consistently" in claim.rule and list(counts) != [YES]
+    for word, notes in sorted(made.items(), key=lambda item: _place(item[0])):
+        some = [f"{notes.count(note)} {note}" for note in dict.fromkeys(notes) if note]
+        told.append(f"{word} ({'; '.join([f'{len(notes)} of {len(parts)}', *some])})")
+    not_all = "consistently" in claim.rule and list(made) != [YES]
     return ("not consistently: " if not_all else "") + "; ".join(told)
 
 
 def _place(word: str) -> int:
-    return next(
-        (i for i, start in enumerate((SIZE, YES, "only with", SAME, NO, NONE, NOT_RUN)) if word.startswith(start)), 9
-    )
+    starts = (SIZE, YES, "only with", SAME, NO, NONE, NOT_RUN)
+    return next((i for i, start in enumerate(starts) if word.startswith(start)), len(starts))
 
 
 def rivals(curves: Iterable[Curve]) -> list[Verdict]:
