@@ -21,7 +21,7 @@ from spidersilk.lab.report import tuned
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-TUNED = "tune/tune_finetune_85m_600.json"
+TUNED = "tune/tune_finetune_85m_ptb_600.json"
 LARGE = {"2.7 B": "benchmarks/comparison_2_7b_1_cuda.json", "6.7 B": "benchmarks/comparison_6_7b_1_cuda.json"}
 NEEDED = ("adamw", "columns-10", "sparse-10", "lora-64")
 MEASURE = "python benchmarks/memory.py --name comparison --save --size"

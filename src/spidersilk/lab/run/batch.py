@@ -43,6 +43,7 @@ class Job:
 
     def do(self, report: Report) -> Summary:
         """Do the run; one that cannot be done has the status "failed" and the reason."""
+        gc.collect()  # what the run before has left would count in this one's peak of memory
         try:
             how = {"resume": self.resume, "overwrite": self.overwrite, "until": self.until}
             return runner.run(self.config, self.folder, report=report, **how)
