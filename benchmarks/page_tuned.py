@@ -44,8 +44,9 @@ def text(results: Path) -> str:
 
 
 def load(results: Path) -> dict[str, Record]:
-    """The files that `spidersilk tune` wrote, by name."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("tune/tune_*.json"))}
+    """The files that `spidersilk tune` wrote, by name; those of equally many steps are not the paper's."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("tune/tune_*.json"))}
+    return {name: record for name, record in found.items() if "budget" in record["conditions"]}
 
 
 def draw(results: Path, folder: Path) -> None:
