@@ -69,7 +69,7 @@ def _table1(judge: Judge, model: str = "", whole: bool = True, several: bool = F
             word = few + (f"{YES} in {len(holds)} of {len(judged)}" if holds else NO)
         left = [named(g) for g in groups if all(g is not j for j in judged)]
         why += f"; one seed of a short run, so no verdict: {'; '.join(left)}" if left else ""
-        seeds = ", ".join(f"{n} seed{'s' if n > 1 else ''}" for n in many)
+        seeds = f"{many[0]} seed{'s' if many[0] > 1 else ''}" if len(many) == 1 else ""  # the word has them
         return [Verdict(claim.text, word, why, [g.name for g in groups], "Table 1", "", seeds)]
 
     return rule
