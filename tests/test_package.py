@@ -109,7 +109,7 @@ def test_without_the_lab(built: tuple[Path, Path], tmp_path: Path) -> None:
     assert where.startswith(str(tmp_path / "clean"))
     shutil.copy(ROOT / "examples" / "own_model_adamw.py", empty)
     code = "import own_model_adamw as example; example.main(epochs=2, samples=500)"
-    assert "queries per sample" in run(programs / "python", "-c", code, cwd=empty)
+    assert " N queries" in run(programs / "python", "-c", code, cwd=empty)
     told = run(programs / "spidersilk", "list", cwd=empty, code=2)
     assert "is not installed, and the command needs it: pip install 'spidersilk[lab]'" in told
     assert len(told.splitlines()) == 1
@@ -124,7 +124,7 @@ def test_with_the_lab(built: tuple[Path, Path], tmp_path: Path) -> None:
     for name in ("quickstart", "inspect_me"):
         shutil.copy(ROOT / "examples" / f"{name}.py", empty)
     code = "import quickstart; quickstart.main(epochs=3)"
-    assert "queries per sample" in run(programs / "python", "-c", code, cwd=empty)
+    assert " N queries" in run(programs / "python", "-c", code, cwd=empty)
     assert "entropy of M" in run(programs / "spidersilk", "inspect", "inspect_me.py", "--budget", "2", cwd=empty)
     told = run(programs / "spidersilk", "compare", "logistic", "--optimizers", "sgd,svrg", "--budget", "2", cwd=empty)
     assert "report: runs/compare/report.html" in told

@@ -149,12 +149,12 @@ def test_a_task_without_rates_has_one_step_size(monkeypatch) -> None:
     ("options", "guess"), [("logistic", 0.6931), ("image --set data=digits --set model=fc", 2.3026)]
 )
 def test_no_optimizer_ends_above_guessing(options: str, guess: float, tmp_path: Path, command) -> None:
-    names = ",".join(methods.METHODS)
-    words = ["compare", *options.split(), "--optimizers", names, "--budget", "4", "--out", str(tmp_path)]
+    names = [name for name, method in methods.METHODS.items() if not method.of_model]  # those need other packages
+    words = ["compare", *options.split(), "--optimizers", ",".join(names), "--budget", "4", "--out", str(tmp_path)]
     code, told = command(*words)
     assert code == 0, told
     losses = [float(line.split()[4]) for line in told.splitlines() if " finished " in line]
-    assert len(losses) == len(methods.METHODS)
+    assert len(losses) == len(names)
     assert max(losses) < guess
 
 

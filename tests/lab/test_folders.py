@@ -204,7 +204,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(jobs: int, sent: signal.Signals, tmp
     wait_for(*(folder / "metrics.jsonl" for folder in running))
     os.killpg(process.pid, sent) if sent == signal.SIGINT else process.send_signal(sent)
     told = process.communicate(timeout=60)[0]
-    assert process.returncode == 130
+    assert process.returncode == 130, told
     lines = [line for line in told.splitlines() if "--resume" in line]
     assert len(lines) == 1
     assert "spidersilk run logistic" in lines[0]

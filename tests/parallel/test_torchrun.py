@@ -60,7 +60,7 @@ def test_the_example_learns_the_same_on_one_and_on_two(tmp_path: Path) -> None:
     more = told_by(torchrun(words[0], "--epochs", "3", "--samples", "1001", "--checkpoint", str(tmp_path / "ddp.pt")))
 
     def lines(text: str) -> list[str]:
-        return re.findall(r"epoch \d: loss [\d.]+, [\d.]+ queries|test accuracy .*", text)
+        return re.findall(r"epoch \d: loss [\d.]+, [\d.]+ N queries|test accuracy .*", text)
 
     assert len(lines(alone)) == 3
     assert lines(both) == lines(alone)
