@@ -207,10 +207,10 @@ def test_slightly_is_not_many_times() -> None:
     assert judged(made, "slightly worse", "spiderboost", "sgd").word == "reproduced"  # 4 steps against 3
     assert (
         judged(made, "slightly worse", "spiderboost", "sparse-spiderboost").word
-        == "reproduced in direction, not in size"
+        == "reproduced in direction, by more than slightly"
     )
     assert judged(made, "slightly worse", "sgd", "spiderboost").word == "not reproduced"
-    assert judged(made, "slightly better").word == "reproduced in direction, not in size"
+    assert judged(made, "slightly better").word == "reproduced in direction, by more than slightly"
     assert judged(made, "slightly better", "sgd", "spiderboost").word == "reproduced"
     assert 4 / 3 < CLEARLY < 2
     assert judged(made, "no worse", "sgd", "spiderboost").word == "reproduced"
@@ -295,7 +295,8 @@ def entropy_words(made: Chapter) -> dict[str, str]:
 def test_entropies_against_the_printed_ones() -> None:
     good = {"cnn_mnist": (14.2, 2.8), "cnn_svhn": (13.1, 3.1), "resnet18_svhn": (22.6, 22.0)}
     words = entropy_words(entropy_chapter(**good))
-    assert {rule: word for rule, word in words.items() if word != "reproduced"} == {}
+    some = {"entropy falls": "reproduced, by 2 of 3", "entropy stays": "reproduced, by 1 of 3"}
+    assert {rule: word for rule, word in words.items() if word != "reproduced"} == some
     assert len(words) == 8
     words = entropy_words(entropy_chapter(cnn_mnist=(14.2, 9.0), cnn_svhn=(10.0, 3.1), resnet18_svhn=(22.6, 20.0)))
     assert words["entropy before"] == "reproduced in 2 of 3"
@@ -355,7 +356,7 @@ def swapped(folder: Path, file: str, one: str, other: str) -> Path:
         ("paper/paper_figure1.json", "figure1-left-spiderboost", "figure1-left-sparse-spiderboost-adaptive",
          "works well on large neural networks", "one seed: reproduced with adaptive anchors", "only with SparseSVRG"),
         ("paper/paper_figure3.json", "figure3-sgd", "figure3-spiderboost",
-         "We see SpiderBoost is slightly worse than SGD", "not reproduced", "in direction, not in size"),
+         "We see SpiderBoost is slightly worse than SGD", "not reproduced", "in direction, by more than slightly"),
         ("paper/ablation_split.json", "split-cnn-sparse-svrg-0.1-0", "split-cnn-sparse-svrg-0-0.1",
          "the top-k operator generally outperforms", "reproduced", "not reproduced"),
     ],
@@ -386,7 +387,14 @@ def test_words_on_the_page_follow_from_the_numbers_beside_them() -> None:
             few = told.startswith("1 seed")
             assert word.startswith("one seed: ") == few, row
             said = re.sub("^(one seed|two seeds): ", "", word)
-            if rules & {"better", "slightly better", "tuned, consistently", "consistently", "splits"}:
+            if rules & {
+                "better",
+                "slightly better",
+                "tuned, consistently",
+                "consistently",
+                "splits",
+                "splits, unbiased",
+            }:
                 assert (said.startswith("reproduced")) == (ratio < 1 / LEVEL and (few or agree is not None)), row
                 assert said != "not reproduced" or ratio > LEVEL, row
             elif rules & {"no worse", "tuned, no worse"}:
