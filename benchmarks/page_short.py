@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+
 from page_paper import markdown_table
 
 from spidersilk.lab.experiments.claims import ALGORITHM_1, DENSE, SGD, Claim
-from spidersilk.lab.report.comparison import SEEDS, WORDS, Comparison, compare
-from spidersilk.lab.report.evidence import Group
+from spidersilk.lab.report.comparison import SEEDS, WORDS, Comparison, compare, cut
+from spidersilk.lab.report.evidence import LOSS, Group, number
 from spidersilk.lab.report.judging import NOT_RUN, YES, Material, Verdict, best
 from spidersilk.lab.report.verdicts import summary
+from spidersilk.lab.run.curve import Curve
 
 Judged = list[tuple[Claim, list[Verdict]]]
 HEAD = ["the paper", "verdict", "what was measured"]
@@ -103,11 +107,31 @@ def _firmest(found: list[Comparison]) -> Comparison:
 
 
 def _needs(found: Comparison) -> str:
-    """In words: "SparseSVRG needs 0.30 (0.30 to 0.47) times SpiderBoost's queries; 5 of 5 seeds, 2 N"."""
+    """In words: "SparseSVRG needs 0.30 times SpiderBoost's queries to loss 0.2 (from 2.3); 5 of 5 seeds, 2 N"."""
     ratio = found.ratio()
     words = ratio.startswith(("fails", "the other", "both"))
-    many = f"{ratio}, beside {_name(found.theirs)}" if words else f"needs {ratio} times {_name(found.theirs)}'s queries"
-    return f"{_name(found.ours)} {many}; {found.seeds()}"
+    many = (
+        f"{ratio}, beside {_name(found.theirs)}"
+        if words
+        else f"needs {ratio} times {_name(found.theirs)}'s queries to {_target(found)}"
+    )
+    rose = [told for told in found.failures().split("; ") if told.startswith(found.ours.label) and " ends " in told]
+    rest = [told.removeprefix(found.ours.label).strip() for told in rose]
+    return "; ".join([f"{_name(found.ours)} {many}", found.seeds(), *rest])
+
+
+def _target(found: Comparison) -> str:
+    """The loss that both reached, and that before training: a method may have learned nothing."""
+    lows = [
+        max(a.lowest(LOSS) or math.inf, b.lowest(LOSS) or math.inf)
+        for a, b in zip(_shown(found.ours, found.length), _shown(found.theirs, found.length), strict=False)
+    ]
+    first = statistics.median(curve.rows[0][LOSS] for curve in found.ours.curves)
+    return f"loss {number(statistics.median(lows))} (from {number(first)})"
+
+
+def _shown(group: Group, length: float) -> list[Curve]:
+    return [cut(curve, length) for curve in group.curves]
 
 
 def _name(group: Group) -> str:

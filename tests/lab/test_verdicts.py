@@ -103,6 +103,12 @@ def test_a_run_that_failed_reached_nothing() -> None:
     assert only(seeds("a", [2.3, 0.1, 60.0], status="diverged"), fine).failures() == "a diverged at 1 N (3 of 3 seeds)"
 
 
+def test_a_loss_that_rises_again_is_told() -> None:
+    risen = only(seeds("a", [2.3, 0.5, 0.25, 0.2, 0.45]), seeds("b", DENSE))
+    assert (risen.ratio(), risen.failures()) == ("0.50", "a ends above 2 times its lowest loss (3 of 3 seeds)")
+    assert only(seeds("a", [2.3, 0.5, 0.25, 0.2, 0.35]), seeds("b", DENSE)).failures() == ""
+
+
 YES = "reproduced"
 
 
@@ -368,7 +374,10 @@ def test_swapped_runs_change_the_verdict_and_the_page(
     now = words_of(folder)
     changed = [key for key in held if claim in key[0] and held[key] == before and re.search(after, now[key])]
     assert changed, {key: (held[key], now.get(key)) for key in held if claim in key[0]}
-    assert page.texts(folder)["reproduction/claims.md"] != (ROOT / "docs/reproduction/claims.md").read_text()
+    made = page.texts(folder)
+    assert made["reproduction/claims.md"] != (ROOT / "docs/reproduction/claims.md").read_text()
+    short = file != "paper/ablation_split.json"  # the rows in short are of the paper's figures
+    assert (made["reproduction.md"] != (ROOT / "docs/reproduction.md").read_text()) == short
 
 
 def test_words_on_the_page_follow_from_the_numbers_beside_them() -> None:

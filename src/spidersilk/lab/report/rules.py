@@ -59,7 +59,14 @@ def _each_part(word_of: Callable[[Comparison], str], rescue: bool = False, lengt
                 if comparison.side != FEWER and saved and saved[0].side == FEWER:
                     word = f"only with {chapter.find(RESCUE).label}"
                     more = "; ".join(
-                        filter(None, (more, f"{saved[0].ours.label} {saved[0].ratio()}, {saved[0].seeds()}"))
+                        filter(
+                            None,
+                            (
+                                more,
+                                f"{saved[0].ours.label} {saved[0].ratio()}, {saved[0].seeds()}",
+                                saved[0].failures(),
+                            ),
+                        )
                     )
                     runs.append(saved[0].ours.name)
                 made.append(verdict_on(claim.text, comparison.word(word), comparison, chapter.part.title, runs, more))
