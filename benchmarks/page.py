@@ -12,6 +12,7 @@ import jinja2
 import page_entropy
 import page_material
 import page_paper
+import page_short
 import page_splits
 import page_tuned
 from page_paper import markdown_table
@@ -54,6 +55,7 @@ def texts(results: Path) -> dict[str, str]:
         "command": COMMAND,
         "rules": comparison,
         "minutes": f"{comparison.SHORT / 60:g}",
+        "short": page_short.table(judged, material),
         "claims": _claims(judged),
         "told": {rule: [claim for claim, _ in judged if claim.rule == rule] for rule in TOLD},
         "not_run": [c for c, made in judged if c.rule not in TOLD and all(v.word == NOT_RUN for v in made)],
@@ -100,7 +102,7 @@ def _claims(judged: Iterable[tuple[Claim, list[Verdict]]]) -> str:
         own = [v for v in made if not v.beyond]
         one = len({v.part for v in own}) == 1
         cells = ["; ".join(filter(None, (getattr(v, key) for v in own))) if one else "" for key in ("ratio", "seeds")]
-        quote = f"[{number}](reproduction/claims.md#claim-{number}) “{claim.text}” ({claim.where})"
+        quote = f"[{number}](#claim-{number}) “{claim.text}” ({claim.where})"
         rows.append([quote, f"**{verdicts.summary(claim, made)}**", *cells])
     return markdown_table(["the paper", "here", "queries", "seeds, length"], rows)
 

@@ -10,10 +10,9 @@ from typing import Any
 from page_paper import markdown_table, state
 
 from spidersilk.lab.report import html
-from spidersilk.lab.report.entropy_rules import data_title
+from spidersilk.lab.report.entropy_rules import data_title, hardly_trained
 from spidersilk.lab.report.evidence import LOSS, Chapter, Group, number
 
-HARDLY = 0.8  # of the loss before training
 NEAR = 0.5  # bits: half of the whole bit to which the text of the paper rounds
 
 
@@ -44,10 +43,8 @@ def _accuracy(group: Group) -> str:
 
 
 def _ended(chapter: Chapter, group: Group) -> str:
-    """How far it got, and whether it hardly trained: a loss not far below the first one."""
-    first, last = group.median(lambda c: c.rows[0].get(LOSS)), group.end(LOSS)
-    hardly = not group.broken and first is not None and last is not None and last > HARDLY * first
-    return state(chapter, group) + (", hardly trained" if hardly else "")
+    """How far it got, and whether it hardly trained."""
+    return state(chapter, group) + (", hardly trained" if hardly_trained(group) else "")
 
 
 def _before(figures: dict[str, Any]) -> str:

@@ -103,6 +103,12 @@ def test_a_run_that_failed_reached_nothing() -> None:
     assert only(seeds("a", [2.3, 0.1, 60.0], status="diverged"), fine).failures() == "a diverged at 1 N (3 of 3 seeds)"
 
 
+def test_a_loss_that_rises_again_is_told() -> None:
+    risen = only(seeds("a", [2.3, 0.5, 0.25, 0.2, 0.45]), seeds("b", DENSE))
+    assert (risen.ratio(), risen.failures()) == ("0.50", "a ends above 2 times its lowest loss (3 of 3 seeds)")
+    assert only(seeds("a", [2.3, 0.5, 0.25, 0.2, 0.35]), seeds("b", DENSE)).failures() == ""
+
+
 YES = "reproduced"
 
 
@@ -207,10 +213,10 @@ def test_slightly_is_not_many_times() -> None:
     assert judged(made, "slightly worse", "spiderboost", "sgd").word == "reproduced"  # 4 steps against 3
     assert (
         judged(made, "slightly worse", "spiderboost", "sparse-spiderboost").word
-        == "reproduced in direction, not in size"
+        == "reproduced in direction, by more than slightly"
     )
     assert judged(made, "slightly worse", "sgd", "spiderboost").word == "not reproduced"
-    assert judged(made, "slightly better").word == "reproduced in direction, not in size"
+    assert judged(made, "slightly better").word == "reproduced in direction, by more than slightly"
     assert judged(made, "slightly better", "sgd", "spiderboost").word == "reproduced"
     assert 4 / 3 < CLEARLY < 2
     assert judged(made, "no worse", "sgd", "spiderboost").word == "reproduced"
@@ -295,7 +301,8 @@ def entropy_words(made: Chapter) -> dict[str, str]:
 def test_entropies_against_the_printed_ones() -> None:
     good = {"cnn_mnist": (14.2, 2.8), "cnn_svhn": (13.1, 3.1), "resnet18_svhn": (22.6, 22.0)}
     words = entropy_words(entropy_chapter(**good))
-    assert {rule: word for rule, word in words.items() if word != "reproduced"} == {}
+    some = {"entropy falls": "reproduced, by 2 of 3", "entropy stays": "reproduced, by 1 of 3"}
+    assert {rule: word for rule, word in words.items() if word != "reproduced"} == some
     assert len(words) == 8
     words = entropy_words(entropy_chapter(cnn_mnist=(14.2, 9.0), cnn_svhn=(10.0, 3.1), resnet18_svhn=(22.6, 20.0)))
     assert words["entropy before"] == "reproduced in 2 of 3"
@@ -355,7 +362,7 @@ def swapped(folder: Path, file: str, one: str, other: str) -> Path:
         ("paper/paper_figure1.json", "figure1-left-spiderboost", "figure1-left-sparse-spiderboost-adaptive",
          "works well on large neural networks", "one seed: reproduced with adaptive anchors", "only with SparseSVRG"),
         ("paper/paper_figure3.json", "figure3-sgd", "figure3-spiderboost",
-         "We see SpiderBoost is slightly worse than SGD", "not reproduced", "in direction, not in size"),
+         "We see SpiderBoost is slightly worse than SGD", "not reproduced", "in direction, by more than slightly"),
         ("paper/ablation_split.json", "split-cnn-sparse-svrg-0.1-0", "split-cnn-sparse-svrg-0-0.1",
          "the top-k operator generally outperforms", "reproduced", "not reproduced"),
     ],
@@ -367,7 +374,10 @@ def test_swapped_runs_change_the_verdict_and_the_page(
     now = words_of(folder)
     changed = [key for key in held if claim in key[0] and held[key] == before and re.search(after, now[key])]
     assert changed, {key: (held[key], now.get(key)) for key in held if claim in key[0]}
-    assert page.texts(folder)["reproduction/claims.md"] != (ROOT / "docs/reproduction/claims.md").read_text()
+    made = page.texts(folder)
+    assert made["reproduction/claims.md"] != (ROOT / "docs/reproduction/claims.md").read_text()
+    short = file != "paper/ablation_split.json"  # the rows in short are of the paper's figures
+    assert (made["reproduction.md"] != (ROOT / "docs/reproduction.md").read_text()) == short
 
 
 def test_words_on_the_page_follow_from_the_numbers_beside_them() -> None:
@@ -386,7 +396,14 @@ def test_words_on_the_page_follow_from_the_numbers_beside_them() -> None:
             few = told.startswith("1 seed")
             assert word.startswith("one seed: ") == few, row
             said = re.sub("^(one seed|two seeds): ", "", word)
-            if rules & {"better", "slightly better", "tuned, consistently", "consistently", "splits"}:
+            if rules & {
+                "better",
+                "slightly better",
+                "tuned, consistently",
+                "consistently",
+                "splits",
+                "splits, unbiased",
+            }:
                 assert (said.startswith("reproduced")) == (ratio < 1 / LEVEL and (few or agree is not None)), row
                 assert said != "not reproduced" or ratio > LEVEL, row
             elif rules & {"no worse", "tuned, no worse"}:

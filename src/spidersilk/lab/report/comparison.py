@@ -25,6 +25,7 @@ LEVEL = 1.2
 CLEARLY = 1.5  # beyond this ratio of queries, "slightly" is the wrong word
 SEEDS = 3
 SHORT = 300.0
+RISEN = 2.0  # a loss at the end above this many times the lowest is told
 DISSENT = 5  # of so many seeds, one may be on the other side
 FEWER, SAME, MORE, NONE = "fewer queries", "no clear difference", "more queries", "no verdict"
 WORDS = {1: "one seed: ", 2: "two seeds: "}
@@ -95,6 +96,10 @@ class Comparison:
             shown = replace(group, curves=[cut(c, self.length) for c in group.curves])
             if shown.broken:
                 told.append(f"{group.label} {shown.breakdown()}")
+            elif high := sum(_rose(curve) for curve in shown.curves):
+                told.append(
+                    f"{group.label} ends above {RISEN:g} times its lowest loss ({high} of {len(shown.curves)} seeds)"
+                )
         return "; ".join(told)
 
 
@@ -154,6 +159,12 @@ def _queries_ratio(a: Curve, b: Curve, key: str, target: float | None) -> float:
     if math.isinf(mine) and math.isinf(other):
         return math.nan
     return mine / other if other > 0 else math.inf
+
+
+def _rose(curve: Curve) -> bool:
+    """Whether it lost much of what it had reached; queries are counted to the lowest loss all the same."""
+    low, end = curve.lowest(LOSS), curve.rows[-1].get(LOSS)
+    return low is not None and end is not None and end > RISEN * low
 
 
 def _has_failed(curve: Curve, key: str) -> bool:

@@ -19,6 +19,7 @@ from spidersilk.lab.report.judging import NO, NOT_RUN, YES, Material, Rule, Verd
 from spidersilk.lab.tasks.models import MODELS
 
 NAMES = {"fc": "FC", "cnn": "CNN", "resnet18": "ResNet-18"}
+HARDLY = 0.8  # of the loss before training
 BIT = 1.0  # the text of the paper rounds entropies to whole bits ("approximately 3")
 Judge = Callable[[list[Group]], tuple[list[Group], str]]  # the groups for which the sentence holds, and the numbers
 
@@ -63,7 +64,9 @@ def _table1(judge: Judge, model: str = "", whole: bool = True, several: bool = F
         few = f"{many[0]} to {many[-1]} seeds: " if len(many) > 1 else WORDS.get(many[0], "") if many else ""
         if not judged or (some and every and not holds):
             word = f"{NONE}: one seed"
-        elif len(holds) == len(judged) or (some and holds):
+        elif some and holds:
+            word = f"{few}{YES}, by {len(holds)} of {len(judged)}"
+        elif len(holds) == len(judged):
             word = few + YES
         else:
             word = few + (f"{YES} in {len(holds)} of {len(judged)}" if holds else NO)
@@ -93,8 +96,16 @@ def named(group: Group) -> str:
     return f"{NAMES[model_and_data(group)[0]]}, {data_title(group).partition(',')[0]}"
 
 
+def hardly_trained(group: Group) -> bool:
+    """A loss at the end that is not far below the first one."""
+    first, last = group.median(lambda c: c.rows[0].get(LOSS)), group.end(LOSS)
+    return not group.broken and first is not None and last is not None and last > HARDLY * first
+
+
 def _ended(group: Group) -> str:
     """How the training ended, where it failed."""
+    if hardly_trained(group):
+        return ", hardly trained"
     return f", {group.breakdown().split(' ')[0]}" if group.broken else ""
 
 
@@ -156,7 +167,7 @@ def _by_model(groups: list[Group]) -> tuple[list[Group], str]:
             told.append(f"{NAMES[model]} differs by {_spread(alive, model):.2f} bits between data sets")
             fine += [g for g in groups if model_and_data(g)[0] == model and _spread(alive, model) <= printed]
         else:
-            told.append(f"{NAMES[model]} trains on fewer than two")
+            told.append(f"{NAMES[model]} is left with fewer than two data sets, the others collapsed")
     return fine, f"{'; '.join(told)} (printed: at most {printed:.2f})"
 
 

@@ -16,7 +16,7 @@ from spidersilk.lab.experiments.tuning import Record
 from spidersilk.lab.report.comparison import FEWER, LEVEL, MORE, SEEDS, Comparison, compare
 from spidersilk.lab.report.evidence import Chapter, Group
 
-YES, NO, SIZE, NOT_RUN = "reproduced", "not reproduced", "reproduced in direction, not in size", "not run"
+YES, NO, SIZE, NOT_RUN = "reproduced", "not reproduced", "reproduced in direction, by more than slightly", "not run"
 
 
 @dataclass

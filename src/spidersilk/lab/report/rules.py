@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,8 @@ from spidersilk.lab.report.tuned import finals
 from spidersilk.lab.run.config import RunConfig
 
 RESCUE = "sparse-svrg"  # ours: named where it does what Algorithm 1 does not
+UNBIASED = {"sparse-spiderboost": "Algorithm 1", "sparse-svrg": "SparseSVRG"}
+SELECTED = {"sparse-svrg-selected": "SparseSVRG, selected"}  # does not rescale, so its random part undoes no bias
 FEW = 5.0  # epochs, of "the first few"
 
 
@@ -56,7 +59,14 @@ def _each_part(word_of: Callable[[Comparison], str], rescue: bool = False, lengt
                 if comparison.side != FEWER and saved and saved[0].side == FEWER:
                     word = f"only with {chapter.find(RESCUE).label}"
                     more = "; ".join(
-                        filter(None, (more, f"{saved[0].ours.label} {saved[0].ratio()}, {saved[0].seeds()}"))
+                        filter(
+                            None,
+                            (
+                                more,
+                                f"{saved[0].ours.label} {saved[0].ratio()}, {saved[0].seeds()}",
+                                saved[0].failures(),
+                            ),
+                        )
                     )
                     runs.append(saved[0].ours.name)
                 made.append(verdict_on(claim.text, comparison.word(word), comparison, chapter.part.title, runs, more))
@@ -207,21 +217,25 @@ def tuned_group(record: Record, method: str) -> Group:
     return Group(RunConfig(record["conditions"]["task"], method, label=f"{LABELS.get(method, method)}, tuned"), curves)
 
 
-def _splits(claim: Claim, material: Material) -> list[Verdict]:
-    """Two splits k1 : k2 of the same k, for each method: `ours` and `theirs` are splits."""
-    made = []
-    for key in claim.parts:
-        chapter = material.chapters.get(key)
-        for method in ("sparse-spiderboost", "sparse-svrg"):
+def _splits(methods: dict[str, str]) -> Rule:
+    """Two splits k1 : k2 of the same k, for each method: `ours` and `theirs` of the claim are splits."""
+
+    def rule(claim: Claim, material: Material) -> list[Verdict]:
+        made = []
+        for key, (method, name) in itertools.product(claim.parts, methods.items()):
+            chapter = material.chapters.get(key)
             groups = [chapter.find(f"{method}-{s}") for s in (claim.ours, claim.theirs)] if chapter is not None else []
             found = compare(groups[0], groups[1]) if groups else []
             if chapter is None or not found:
                 made.append(Verdict(claim.text, NOT_RUN, f"no runs of {key}-{method}", [], f"{key}, {method}"))
                 continue
-            word = _better(found[0])
-            part = f"{chapter.part.title}, {'Algorithm 1' if 'spider' in method else 'SparseSVRG'}"
-            made.append(verdict_on(claim.text, found[0].word(word), found[0], part, [g.name for g in groups]))
-    return made
+            word = found[0].word(_better(found[0]))
+            made.append(
+                verdict_on(claim.text, word, found[0], f"{chapter.part.title}, {name}", [g.name for g in groups])
+            )
+        return made
+
+    return rule
 
 
 def _geometric(claim: Claim, material: Material) -> list[Verdict]:
@@ -264,7 +278,8 @@ RULES: dict[str, Rule] = {
     "controls": _controls,
     "tuned, consistently": _tuned(_better),
     "tuned, no worse": _tuned(_no_worse),
-    "splits": _splits,
+    "splits": _splits(UNBIASED | SELECTED),
+    "splits, unbiased": _splits(UNBIASED),
     "geometric": _geometric,
     "m above b": _m_above_b,
 }
