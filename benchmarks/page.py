@@ -17,6 +17,7 @@ import page_splits
 import page_tuned
 from page_paper import markdown_table
 
+from spidersilk.lab.experiments.ablations import ablations
 from spidersilk.lab.experiments.claims import CLAIMS, Claim
 from spidersilk.lab.experiments.paper import PRINTED
 from spidersilk.lab.report import comparison, verdicts
@@ -70,7 +71,7 @@ def texts(results: Path) -> dict[str, str]:
             m: page_splits.table(c) for m in ("CNN", "FC") if (c := material.chapters.get(f"split-{m.lower()}"))
         },
         "tuned": page_tuned.text(results),
-        "missing": page_paper.missing(_planned(material)),
+        "missing": _missing(material),
         "summary": verdicts.summary,
     }
     loader = jinja2.FileSystemLoader(TEMPLATES)
@@ -91,6 +92,17 @@ def texts(results: Path) -> dict[str, str]:
 def _planned(material: Material) -> list[Chapter]:
     """The parts that `spidersilk reproduce` makes."""
     return [c for c in material.chapters.values() if c.experiment in PRINTED]
+
+
+def _missing(material: Material) -> list[str]:
+    """Of these, of the ablations, and of the controls, whose runs stand beside those of a figure."""
+    chapters = list(material.chapters.values())
+    lines = page_paper.missing(c for c in chapters if c.experiment in PRINTED or c.experiment.startswith("ablation"))
+    there = {group.name for chapter in chapters for group in chapter.present}
+    for part in (part for name in page_material.CONTROLS for part in ablations("paper")[name]):
+        absent = [f"`{config.name}`" for config in part.configs if config.name not in there and config.seed == 0]
+        lines += [f"{part.title}: {', '.join(absent)} (not run)"] if absent else []
+    return lines
 
 
 def _claims(judged: Iterable[tuple[Claim, list[Verdict]]]) -> str:
