@@ -10,7 +10,7 @@ the SparseAdamW of that release, found by --release <checkout of 0.1.0>/src.
 
 Each method runs in a process of its own, one after another; with --turns N all processes are there at the same time and
 their timed steps take turns, in N blocks each, so that a slow minute of the machine is everybody's (their memory must
-fit on the device together). --repeats starts them anew. An anchor is a step that makes a new selection
+fit on the device together; `first_ms` is then of processes that all begin at once). --repeats starts them anew. An anchor is a step that makes a new selection
 or projection (galore, apollo-mini: every 200 steps), or changes blocks (badam: every 100). Times are of `--steps` steps
 after a warm-up. For sparse training and 0.1.0 one of them is an anchor, and the warm-up had some, which compiled their
 kernels; for the others as many are as their own periods bring. `anchors` is how many, `anchor_ms` the slowest of them,
@@ -284,16 +284,15 @@ class Process:
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors, "text": True}
         self._process = subprocess.Popen(command, env=environment, **pipes)
         self.result: str | None = None
-        self._wait()
 
     def take_turn(self) -> None:
         if self.result is None and self._process.poll() is None:
             assert self._process.stdin is not None
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
-            self._wait()
+            self.wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Until the next block can begin, or until the end."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -313,6 +312,8 @@ def take_turns(methods: list[str], given: argparse.Namespace, repeat: int) -> It
     """Run these at the same time, or one after another if there is but one turn."""
     for together in [methods] if given.turns > 1 else [[method] for method in methods]:
         processes = [Process(method, given, repeat) for method in together]
+        for process in processes:
+            process.wait()
         for _ in range(given.turns):
             for process in processes:
                 process.take_turn()
