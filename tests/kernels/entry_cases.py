@@ -50,6 +50,9 @@ GROUPS = [
     ((40, 70), 1),
     ((30, 8), 0),
     ((4, 6, 3, 2), 1),
+    ((300, 40), 1),  # from here on several tiles
+    ((700, 9), 0),
+    ((3, 30, 70), 1),
 ]  # shapes, and which dimension is selected from
 
 

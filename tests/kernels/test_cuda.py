@@ -460,6 +460,26 @@ def test_selected_groups_of_convolutions(dimension: int, channels: int, memory_f
 
 
 @pytest.mark.parametrize("dtype", [*entry_cases.DTYPES, torch.float16])
+def test_selected_columns_of_linear_layers(dtype: torch.dtype) -> None:
+    """Also of an input that does not lie in one piece, and while a graph is compiled."""
+    torch.manual_seed(0)
+    layer = nn.Linear(130, 70, dtype=dtype, device="cuda")
+    optimizer = silk.SparseSGD(layer, k2=0.3, groups="columns")
+    (compact,) = [c for c in optimizer._weights if c.dimension is not None]
+    tolerance = 4 * torch.finfo(dtype).eps
+    for x in (torch.randn(3, 17, 130, device="cuda"), torch.randn(130, 50, device="cuda").t()):
+        x = x.to(dtype)
+        for called in (layer, torch.compile(layer)):
+            called(x).float().square().mean().backward()
+            plain = copy.deepcopy(layer)
+            plain(x).float().square().mean().backward()
+            wanted = plain.weight.grad.index_select(1, compact.indices).to(compact.param.dtype)
+            scale = float(wanted.abs().max())
+            torch.testing.assert_close(compact.param.grad, wanted, rtol=tolerance, atol=tolerance * scale)
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("dtype", [*entry_cases.DTYPES, torch.float16])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_single_entries(backend: str, dtype: torch.dtype) -> None:
     kernels = backends.find(backend, [(torch.device("cuda"), dtype)])

@@ -30,6 +30,7 @@ from spidersilk.kernels.interface import Flag
 from spidersilk.kernels.plain import PLAIN, top_indices
 from spidersilk.kernels.triton import entries, plan, vectors
 from spidersilk.kernels.triton.backend import TritonKernels
+from spidersilk.layers import linear
 from spidersilk.operator.random_stream import Stream
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -366,6 +367,16 @@ def test_entries_are_taken_and_carried(dtype: torch.dtype, size: int, k: int) ->
     entry_cases.check_take(kernels, "cpu", dtype, size, k)
     entry_cases.check_carry(kernels, "cpu", entry_cases.master_of(dtype), size, k)
     entry_cases.check_groups(kernels, "cpu", dtype)
+
+
+@pytest.mark.parametrize("shape", [(17, 130), (3, 20, 40), (130, 300)])
+def test_columns_of_an_input(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where a linear layer's rule reads the columns that it keeps by these kernels."""
+    monkeypatch.setattr(linear, "_kernels_for", lambda _: TritonKernels())
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for k in (0, 1, shape[-1] // 3, shape[-1]):
+        indices = entry_cases.some(shape[-1], k, "cpu")
+        assert torch.equal(linear.columns_of(x, indices), x[..., indices.long()])
 
 
 @pytest.mark.parametrize(

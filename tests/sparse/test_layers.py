@@ -313,6 +313,26 @@ def test_gradients_of_gradients() -> None:
         torch.testing.assert_close(*selected(optimizer, layer.weight, other.weight.grad), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(6, 5), nn.Conv2d(6, 4, 3, padding=1)], ids=["linear", "convolution"])
+@pytest.mark.parametrize("groups", ["columns", "rows"])
+def test_selected_gradients_have_gradients(layer: nn.Module, groups: str) -> None:
+    """With respect to the input, by way of what is kept of it."""
+    model, shape = copy.deepcopy(layer).double(), (3, 6) if isinstance(layer, nn.Linear) else (2, 6, 4, 4)
+    plain, x = copy.deepcopy(model), torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
+    optimizer = columns(model, k2=0.5, groups=groups)
+    (compact,) = [c for c in optimizer._weights if c.dimension is not None]
+    found = []
+    for net, weight in ((model, compact.param), (plain, plain.weight)):
+        given = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(weigh(net(given).sin()), weight, create_graph=True)
+        if net is plain:
+            assert compact.dimension is not None
+            gradient = gradient.index_select(compact.dimension, compact.indices)
+        (gradient.square().sum() + net(given).sum()).backward()
+        found.append(given.grad)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("groups", ["columns", "rows"])
 def test_without_a_graph_break_and_without_compiling_again(groups: str) -> None:
     model = network(torch.float32)

@@ -53,12 +53,12 @@ class Ruled(Dressed):
         return super().forward(*args, **kwargs) if output is None else output
 
     def _is_open(self, source: Source) -> bool:
-        weight: Any = self.weight
+        weight = self._parameters.get("weight")  # not there while the module is parametrized
         if torch.compiler.is_compiling():
             usual = not torch.compiler.is_exporting()
         else:
             usual = not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
-        return usual and torch.is_grad_enabled() and weight.requires_grad and weight is source.weight
+        return weight is source.weight and usual and torch.is_grad_enabled() and source.weight.requires_grad
 
 
 def dress(module: Any, *kinds: type[Dressed], source: Source | None = None, rule: Rule | None = None) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spidersilk.layers.registry import Part, autocast, rule
+from spidersilk.kernels import backends
+from spidersilk.kernels.interface import Kernels
+from spidersilk.layers.registry import Part, add_columns, autocast, keep, kept_by, rule
 
 
 @rule(nn.Linear)
@@ -16,40 +19,66 @@ def linear(module: nn.Linear, part: Part, input: Tensor) -> Tensor | None:
     if input.layout != torch.strided:  # sparse or nested
         return None
     x, weight, bias = autocast(input, module.weight, module.bias)
-    kept = x.index_select(-1, part.indices) if part.dimension == 1 else None
-    return _Linear.apply(x, kept, weight, bias, *part)
+    return _Linear.apply(x, weight, bias, *part)[0]
 
 
 @rule("transformers.pytorch_utils.Conv1D")
 def transposed_linear(module: Any, part: Part, x: Tensor) -> Tensor | None:
     """Its weight is that of a linear layer, transposed."""
-    turned = Part(part.values.t(), part.indices, 1 - part.dimension)
     x, weight, bias = autocast(x, module.weight, module.bias)
-    kept = x.index_select(-1, part.indices) if turned.dimension == 1 else None
-    return _Linear.apply(x, kept, weight.t(), bias, *turned)
+    return _Linear.apply(x, weight.t(), bias, part.values.t(), part.indices, 1 - part.dimension)[0]
 
 
 class _Linear(torch.autograd.Function):
-    """`kept` is what backward needs of x, if that is not all of it; it comes apart for gradients of gradients."""
+    """The second output is the columns of x that backward needs: gradients of gradients come to x by way of them."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, kept: Tensor | None, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor,
-        dimension: int,
-    ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x if kept is None else kept, weight, indices)
-        ctx.dtype, ctx.dimension = values.dtype, dimension
-        return F.linear(x, weight, bias)
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
+    ) -> tuple[Tensor, Tensor | None]:
+        columns = columns_of(x, indices) if dimension == 1 else None
+        keep(ctx, x if columns is None else columns, weight, indices)
+        ctx.shape, ctx.dtype, ctx.dimension = x.shape, values.dtype, dimension
+        return F.linear(x, weight, bias), columns
 
     @staticmethod
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept, weight, indices = ctx.saved_tensors
-        of_input = delta @ weight if ctx.needs_input_grad[0] else None
-        flat = delta.reshape(-1, delta.shape[-1])
-        of_bias = flat.sum(0) if ctx.needs_input_grad[3] else None
-        x = kept.reshape(flat.shape[0], kept.shape[-1])
-        if ctx.dimension == 1:  # the smaller side first, which is a third faster on a CPU
-            of_values = (x.t() @ flat).t().to(ctx.dtype, memory_format=torch.contiguous_format)
-        else:
-            of_values = (flat.index_select(1, indices).t() @ x).to(ctx.dtype)
-        return of_input, None, None, of_bias, of_values, None, None
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, delta: Tensor | None, of_columns: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        kept, weight, indices = kept_by(ctx)
+        of_input = of_bias = of_values = None
+        if delta is not None:
+            flat = delta.reshape(-1, delta.shape[-1])
+            x = kept.reshape(flat.shape[0], kept.shape[-1])
+            of_input = delta @ weight if ctx.needs_input_grad[0] else None
+            of_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
+            outputs = flat if ctx.dimension == 1 else flat.index_select(1, indices)
+            if ctx.dimension == 1 and flat.device.type == "cpu":  # the smaller side first is a third faster there
+                of_values = (x.t() @ outputs).t().to(ctx.dtype, memory_format=torch.contiguous_format)
+            else:
+                of_values = (outputs.t() @ x).to(ctx.dtype)
+        if of_columns is not None:
+            of_input = add_columns(of_input, of_columns, -1, ctx.shape, indices)
+        return of_input, None, of_bias, of_values, None, None
+
+
+def columns_of(x: Tensor, indices: Tensor) -> Tensor:
+    """x[..., indices]."""
+    kernels = _kernels_for(x)
+    if kernels is None:
+        return x.index_select(-1, indices)
+    rows = x.view(-1, x.shape[-1], 1)
+    columns = x.new_empty(len(rows), indices.numel(), 1)
+    kernels.take(rows, indices, columns, False)
+    return columns.view(*x.shape[:-1], indices.numel())
+
+
+def _kernels_for(x: Tensor) -> Kernels | None:
+    """Ours on CUDA; None: torch's own, which a compiler fuses with what is around it."""
+    usual = type(x) in (Tensor, nn.Parameter) and x.is_contiguous() and x.numel() > 0
+    return _found(x.device, x.dtype) if x.is_cuda and usual and not torch.compiler.is_compiling() else None
+
+
+@functools.cache
+def _found(device: torch.device, dtype: torch.dtype) -> Kernels:
+    return backends.find("auto", [(device, dtype)])

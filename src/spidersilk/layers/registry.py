@@ -8,7 +8,7 @@ is read there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,10 @@ class Part(NamedTuple):
     """Of the weight, along which they are selected."""
 
 
+CHANGED = (
+    "a weight or its selection was modified by an inplace operation between the forward and the backward pass "
+    "(by optimizer.step() or load_state_dict()?): call backward() before it"
+)
 Rule = Callable[..., Tensor | None]
 _RULES: dict[type[nn.Module] | str, Rule] = {}
 
@@ -47,9 +51,43 @@ def rule_for(module: nn.Module) -> Rule | None:
     return _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
-def autocast(*tensors: Tensor | None) -> list[Any]:
+def autocast(input: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """The tensors in the dtype that autocast would take for a product of them."""
-    device = next(t.device.type for t in tensors if t is not None)
-    if not torch.is_autocast_enabled(device) or any(t is not None and t.dtype == torch.float64 for t in tensors):
-        return list(tensors)
-    return [t if t is None else t.to(torch.get_autocast_dtype(device)) for t in tensors]
+    given, device = (input, *others), input.device.type
+    if not torch.is_autocast_enabled(device) or any(t is not None and t.dtype == torch.float64 for t in given):
+        return given
+    return tuple([t if t is None else t.to(torch.get_autocast_dtype(device)) for t in given])
+
+
+def keep(ctx: Any, kept: Tensor, weight: Tensor, indices: Tensor) -> None:
+    """Keep for backward what it needs of the input, and the weight and indices, which are there anyway.
+
+    Those are attributes: hooks on saved tensors, as checkpointing has, would cost more than the layer's launches.
+    """
+    if weight.is_leaf:
+        ctx.save_for_backward(kept)
+        ctx.held = (weight, indices)
+    else:  # a copy that autocast has made
+        ctx.save_for_backward(kept, weight)
+        ctx.held = (indices,)
+    ctx.versions = _versions(ctx.held)
+    ctx.set_materialize_grads(False)
+
+
+def kept_by(ctx: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What was kept; refused if the weight or the selection has changed since, as torch does."""
+    if _versions(ctx.held) != ctx.versions:
+        raise RuntimeError(CHANGED)
+    kept, weight, indices = (*ctx.saved_tensors, *ctx.held)
+    return kept, weight, indices
+
+
+def add_columns(of_input: Tensor | None, of_columns: Tensor, dimension: int, shape: Any, indices: Tensor) -> Tensor:
+    """The gradient of an input, with that of its selected columns added."""
+    total = of_columns.new_zeros(shape) if of_input is None else of_input
+    return total.index_add(dimension, indices, of_columns)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """A compiled graph has no numbers for them, and looks at what it keeps itself."""
+    return [] if torch.compiler.is_compiling() else [tensor._version for tensor in tensors]

@@ -64,7 +64,12 @@ class TritonKernels:
         return Outcome(update.flag is not None or not bool(flag.raised), gradients)
 
     def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
-        (PLAIN.take if is_grouped(out) else entries.take_entries)(source, indices, out, add)
+        if not is_grouped(out):
+            entries.take_entries(source, indices, out, add)
+        elif out.shape[2] == 1:  # columns; torch copies whole rows as fast
+            entries.take_single_groups(source, indices, out, add)
+        else:
+            PLAIN.take(source, indices, out, add)
 
     def carry(self, old: Tensor, new: Tensor, values: Sequence[Tensor], entering: Sequence[Tensor]) -> list[Tensor]:
         return (PLAIN.carry if is_grouped(values[0]) else entries.carry_values)(old, new, values, entering)

@@ -71,7 +71,8 @@ def step(
 ):  # fmt: skip
     """One tile of one of `count` parameters. The last three pointers say which dtypes there are."""
     number = tl.load(tiles_ptr + 2 * tl.program_id(0))
-    place = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1) + tl.arange(0, TILE)
+    start, lanes = tl.load(tiles_ptr + 2 * tl.program_id(0) + 1), tl.arange(0, TILE)
+    place = start + lanes
     row = table_ptr + ROW * number
     numbers = sent_ptr + 2 * count + NUMBERS * tl.load(sent_ptr + count + number)
     mask = place < tl.load(row + 3)
@@ -80,7 +81,7 @@ def step(
     g = tl.load(tl.load(sent_ptr + number).to(value_ptr.dtype) + place, mask=mask, other=0)
     weight = tl.load(row)
     copied = mask & (weight != 0)
-    entry = weight.to(weight_ptr.dtype) + origin(row, place, copied, indices_ptr, GROUPED)
+    entry = weight.to(weight_ptr.dtype) + origin(row, start, lanes, copied, indices_ptr, GROUPED)
     held = tl.load(entry, mask=copied, other=0)
     x = tl.where(copied & (x.to(held.dtype) != held), held.to(x.dtype), x)
     if ADAMW:
