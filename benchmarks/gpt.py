@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 SIZES = {  # width, layers, heads, vocabulary
     "tiny": (64, 2, 2, 256),
+    "narrow": (32, 32, 2, 64),  # the layers of "2.7b"
     "20m": (512, 6, 8, 1000),
     "85m": (768, 12, 12, 256),
     "2.7b": (2560, 32, 32, 32_000),

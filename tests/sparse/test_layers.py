@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from spidersilk.layers.dressing import Ruled
+from spidersilk.sparse.compact import counts_among
 from spidersilk.sparse.sparse import Sparse
 
 
@@ -419,6 +420,28 @@ def test_activations_that_are_kept() -> None:
     optimizer = columns(model, k2=0.1)
     assert kept(model) <= 0.2 * before
     assert optimizer.density == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("n", "k1", "k2", "counts"),
+    [
+        (768, 0.0, 0.1, (0, 80)),
+        (768, 0.1, 0.0, (80, 0)),
+        (768, 0.05, 0.05, (39, 41)),
+        (640, 0.0, 0.1, (0, 64)),
+        (620, 0.0, 0.1, (0, 62)),
+        (100, 0.0, 0.99, (0, 100)),
+        (70, 0.5, 0.45, (35, 35)),
+    ],
+)
+def test_many_columns_are_a_multiple_of_eight(n: int, k1: float, k2: float, counts: tuple[int, int]) -> None:
+    model = nn.Linear(n, 2, bias=False)
+    optimizer = columns(model, k1=k1, k2=k2)
+    assert counts_among(n, k1, k2, 1) == counts
+    assert optimizer.k == 2 * sum(counts)
+    for compact in optimizer._weights:
+        assert (compact.k1, compact.k2) == counts
+    assert sum(counts_among(n, k1, k2, None)) == min(n, math.ceil(k1 * n - 1e-9) + math.ceil(k2 * n - 1e-9))
 
 
 def test_columns_are_chosen_by_their_scores() -> None:

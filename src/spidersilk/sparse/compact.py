@@ -21,13 +21,23 @@ CHANGED = (
     "move the model first, then make the optimizer"
 )
 SMALL = 1 << 16  # entries of a vector (a norm, a bias) that is trained whole
+MANY = 64  # selected groups
 DECAY = 0.5  # weight of the newest norms in the scores of groups
 
 
 def is_trained_whole(weight: Tensor, k1: Count, k2: Count, dimension: int | None) -> bool:
     """Whether all of its entries are trained: it is a small vector, or k is all of it."""
     n = weight.numel() if dimension is None else weight.shape[dimension]
-    return (weight.dim() < 2 and weight.numel() <= SMALL) or sum(counts_within(k1, k2, n)) == n
+    return (weight.dim() < 2 and weight.numel() <= SMALL) or sum(counts_among(n, k1, k2, dimension)) == n
+
+
+def counts_among(n: int, k1: Count, k2: Count, dimension: int | None) -> tuple[int, int]:
+    """k1 and k2 of n entries or groups. Many groups are rounded up to a multiple of 8, for which GPUs have products."""
+    top, random = counts_within(k1, k2, n)
+    if dimension is None or top + random < MANY:
+        return top, random
+    more = min(-(top + random) % 8, n - top - random)
+    return (top, random + more) if random else (top + more, 0)
 
 
 class Compact:
@@ -73,7 +83,7 @@ class Compact:
         """How many entries or groups there are, and are selected; the shape of the selected values."""
         self.n = self.view.shape[self.view.dim() // 2]
         if self.dimension is not None:
-            self.k1, self.k2 = counts_within(k1, k2, self.n)
+            self.k1, self.k2 = counts_among(self.n, k1, k2, self.dimension)
         else:
             self.k1, self.k2 = (self.n, 0) if self.is_whole else counts_of(self.weight, k1, k2)
         self.k = self.k1 + self.k2

@@ -59,8 +59,8 @@ SETTINGS: Mapping[str, Setting] = {
     "evaluations": Whole(low=1, optional=True, about="how many, evenly over the run, in place of eval_every"),
     "lr": Number(above=0, optional=True, about="the step size"),
     "arguments": Fields(example="{weight_decay: 0.1}", about="what else the optimizer takes"),
-    "schedule": Text(choices=("linear", "constant"), optional=True,
-                     about="linear: the step size falls to 0 at the end of the run"),
+    "schedule": Text(choices=("linear", "warm-up", "constant"), optional=True,
+                     about="linear: the step size falls to 0 at the end; warm-up: and rises over the first tenth"),
     "lr_milestones": Fields(key=Number(low=0), value=Number(low=0), example="{10: 0.01}",
                             about="N from which on the step size is another"),
     "inner_lr_end": Number(low=0, optional=True, about="where the step size ends inside each inner loop, on a line"),
@@ -91,6 +91,7 @@ SETTINGS: Mapping[str, Setting] = {
     "data_dir": Text(optional=True, about="folder of the data sets"),
     "label": Text(longest=200, about="what reports call the run"),
 }  # fmt: skip
+WARM_UP = 0.1  # of a run
 OWN_PLACE = ("task", "optimizer", "options")  # on the command line
 
 
@@ -163,8 +164,9 @@ class RunConfig:
             if getattr(made, name) is None:
                 raise ValueError(f"{name} has no value, and the task {task.name} has no default for it: set {name}")
         for name in ("lr_milestones", "inner_lr_end"):
-            if made.schedule == "linear" and (value := getattr(made, name)):
-                raise ValueError(f"{name} = {value!r} has no effect with schedule = 'linear': set schedule=constant")
+            if made.schedule in ("linear", "warm-up") and (value := getattr(made, name)):
+                given = f"schedule = {made.schedule!r}"
+                raise ValueError(f"{name} = {value!r} has no effect with {given}: set schedule=constant")
         if made.lengths == "geometric" and made.inner_steps == "auto":
             raise ValueError("lengths = 'geometric' has no effect with inner_steps = 'auto': give inner_steps a number")
         return replace(made, options=task.completed_options(made.options, made.data_dir))
@@ -173,6 +175,9 @@ class RunConfig:
         """The step size after so many epochs, a share of the run; None where it is not set anew."""
         if self.schedule == "linear" and self.lr is not None:
             return self.lr * max(0.0, 1 - share)
+        if self.schedule == "warm-up" and self.lr is not None:
+            rising = 0.1 + 0.9 * share / WARM_UP  # from a tenth of it
+            return self.lr * max(0.0, min(rising, (1 - share) / (1 - WARM_UP)))
         due = [epoch for epoch in self.lr_milestones if epochs >= epoch]
         return self.lr_milestones[max(due)] if due else None
 
