@@ -12,12 +12,11 @@ Each method runs in a process of its own, one after another; with --turns N all 
 their timed steps take turns, in N blocks each, so that a slow minute of the machine is everybody's (their memory must
 fit on the device together; `first_ms` is then of processes that all begin at once). --repeats starts them anew. An
 anchor is a step that makes a new selection or projection (galore, apollo-mini: every 200 steps), or changes blocks
-(badam: every 100). Times are of `--steps` steps
-after a warm-up. For sparse training and 0.1.0 one of them is an anchor, and the warm-up had some, which compiled their
-kernels; for the others as many are as their own periods bring. `anchors` is how many, `anchor_ms` the slowest of them,
-and `first_ms` the very first step, at which galore makes its first projections. Memory is the peak of
-torch.cuda.max_memory_allocated since the model was made; the last steps are with new selections, `micro_batches` and
-clipping (`clipped`), where the method can have them.
+(badam: every 100). Times are of `--steps` steps after a warm-up. For sparse training and 0.1.0 one of them is an
+anchor, and the warm-up had some, which compiled their kernels; for the others as many are as their own periods bring.
+`anchors` is how many, `anchor_ms` the slowest of them, and `first_ms` the very first step, at which galore makes its
+first projections. Memory is the peak of torch.cuda.max_memory_allocated since the model was made; the last steps are
+with new selections, `micro_batches` and clipping (`clipped`), where the method can have them.
 """
 
 from __future__ import annotations
