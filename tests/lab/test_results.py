@@ -54,11 +54,11 @@ CONSTANTS: dict[str, dict[str, str]] = {
     },
 }
 # Ratios, with both parts: numbers of the files or of the page, or powers of ten where the unit changes.
-PYTHON_BOUND = {"1.4": (1442.0, 1000), "2.7": (2685.9, 1000)}
+PYTHON_BOUND: dict[str, tuple[float, float]] = {"1.4": (1442.0, 1000), "2.7": (2685.9, 1000)}
 # Files of benchmarks/backprop.py on CUDA: time in kernels over the dense step's, which is the first.
 PROFILED = [json.loads((RESULTS / "benchmarks" / f"backprop_{name}.json").read_text())["figures"]["methods"]
             for name in ("2_7b_8_cuda", "2_7b_8_cuda_full", "85m_32_cuda_full")]  # fmt: skip
-IN_KERNELS = {
+IN_KERNELS: dict[str, tuple[float, float]] = {
     f"{of['kernel_ms'] / methods[0]['kernel_ms']:.2f}": (of["kernel_ms"], methods[0]["kernel_ms"])
     for methods in PROFILED
     for of in methods[1:]
