@@ -101,6 +101,8 @@ def test_a_missing_rival_is_refused_and_the_others_go_on(
 
         def __init__(self, *_: object) -> None: ...
 
+        def wait(self) -> None: ...
+
         def take_turn(self) -> None: ...
 
     monkeypatch.setitem(sys.modules, "badam", None)
@@ -112,6 +114,34 @@ def test_a_missing_rival_is_refused_and_the_others_go_on(
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("error: badam needs badam")
     assert printed[1].startswith("tiny 1 0 {")
+
+
+@pytest.mark.parametrize(
+    ("turns", "order"),
+    [
+        (1, ["start a", "wait a", "turn a", "start b", "wait b", "turn b"]),
+        (2, ["start a", "start b", "wait a", "wait b", "turn a", "turn b", "turn a", "turn b"]),
+    ],
+)
+def test_processes_that_take_turns_start_before_any_is_waited_for(
+    turns: int, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Noted:
+        def __init__(self, method: str, *_: object) -> None:
+            self.method = method
+            done.append(f"start {method}")
+
+        def wait(self) -> None:
+            done.append(f"wait {self.method}")
+
+        def take_turn(self) -> None:
+            done.append(f"turn {self.method}")
+
+    monkeypatch.setattr(memory, "Process", Noted)
+    assert len(list(memory.take_turns(["a", "b"], argparse.Namespace(turns=turns), 0))) == 2
+    assert done == order
 
 
 def test_timed_steps_come_in_turns() -> None:

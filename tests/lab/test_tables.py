@@ -1,0 +1,356 @@
+"""Tables of memory, seconds, predicted bytes and fine-tuning, cell by cell: each cell is made here from its file.
+
+A whole table is compared, so a wrong number, a missing row and a row without a file all fail.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+ONE, EIGHT, LARGE = "memory_2_7b_1_cuda", "memory_2_7b_8_cuda", "memory_6_7b_1_cuda"
+FULL, SMALL, PEERS = "memory_full_2_7b_8_cuda", "memory_85m_32_cuda", "memory_2_7b_1_peers_cuda"
+BACK, BACK_FULL, BACK_SMALL = (f"backprop_{n}" for n in ("2_7b_8_cuda", "2_7b_8_cuda_full", "85m_32_cuda_full"))
+CPU_FC, CPU_GPT = "backprop_fc_128_cpu", "backprop_20m_4_cpu_full"
+TITLES = {
+    "adamw": "AdamW, fused", "in-backward": "AdamW stepped inside backward", "sparse-10": "entries, 10 %",
+    "sparse-5": "entries, 5 %", "sparse-1": "entries, 1 %", "columns-10": "columns, 10 %", "columns-5": "columns, 5 %",
+    "rows-10": "rows, 10 %", "entries-10": "entries, 10 %", "lora-64": "LoRA, rank 64", "lora-16": "LoRA, rank 16",
+    "adamw-8bit": "8-bit AdamW", "galore": "GaLore", "apollo-mini": "APOLLO-Mini", "badam": "BAdam",
+}  # fmt: skip
+Table = dict[str, list[str]]
+
+
+def figures(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / "benchmarks" / f"{name}.json").read_text())["figures"]
+
+
+def runs(name: str, method: str, figure: str) -> list[float]:
+    return [run[figure] for run in figures(name)["runs"] if run["method"] == method and figure in run]
+
+
+def largest(name: str, method: str, figure: str) -> str:
+    """With two decimals, or nothing where it was not measured."""
+    found = runs(name, method, figure)
+    return f"{max(found):.2f}" if found else ""
+
+
+def span(found: list[float], decimals: int = 1) -> str:
+    """A number, a range, or nothing."""
+    ends = sorted({f"{x:.{decimals}f}" for x in found}, key=float)
+    return " to ".join(dict.fromkeys([*ends[:1], *ends[-1:]]))
+
+
+def ms(name: str, method: str) -> str:
+    return span(runs(name, method, "mean_ms"))
+
+
+def ratio(name: str, method: str) -> str:
+    """To AdamW's mean step in the same repeat: the median."""
+    found = figures(name)["mean_over_adamw"].get(method)
+    return "" if found is None else "1" if method == "adamw" else f"{found[0]:.2f}"
+
+
+def ratios(name: str, method: str) -> str:
+    """The same, as a range if there is more than one."""
+    return "1" if method == "adamw" else span(figures(name)["mean_over_adamw"][method], 2)
+
+
+def shares(name: str, decimals: int = 2) -> dict[str, dict[str, str]]:
+    """Of benchmarks/backprop.py: a step over the dense one, its range, and on CUDA the same of the time in kernels."""
+    methods = figures(name)["methods"]
+    dense, made = methods[0], {}
+    for each in methods[1:]:
+        middle, low, high = (f"{x:.{decimals}f}" for x in (each["ratio"], *each["range"]))
+        made[each["method"]] = {"ratio": middle, "range": f"{middle} ({low} to {high})"}
+        if "kernel_ms" in each:
+            made[each["method"]]["kernels"] = f"{each['kernel_ms'] / dense['kernel_ms']:.2f}"
+    return made
+
+
+def tuned(method: str) -> dict[str, Any]:
+    return json.loads((RESULTS / "tune" / "tune_finetune_85m_ptb_600.json").read_text())["methods"][method]
+
+
+def trials(method: str) -> str:
+    """Step sizes, ascending, and the loss after each."""
+    found = sorted((t["settings"]["lr"], t["loss"]) for t in tuned(method)["trials"])
+    return "; ".join(f"{lr:g}: {loss:.3f}" for lr, loss in found)
+
+
+def seeds(method: str) -> str:
+    return ", ".join(f"{loss:.3f}" for loss in tuned(method).get("lowest", [])) or "not run"
+
+
+def ends(method: str) -> str:
+    return f"{tuned(method)['loss']:.3f}; {seeds(method)}"
+
+
+# The tables.
+
+
+def of_the_readme() -> Table:
+    bit, bases = runs(PEERS, "adamw-8bit", "mean_ms")[0], runs(PEERS, "adamw", "mean_ms")
+    back = shares(BACK)
+    return {
+        "AdamW, fused": [largest(ONE, "adamw", "peak_gib"), "1", "1", ends("adamw")],
+        "8-bit AdamW (bitsandbytes)": [largest(PEERS, "adamw-8bit", "peak_gib"),
+                                       f"{bit / max(bases):.2f} to {bit / min(bases):.2f}", "", ""],
+        "LoRA, rank 64": [largest(ONE, "lora-64", "peak_gib"), ratios(ONE, "lora-64"), back["lora-64"]["ratio"],
+                          ends("lora")],
+        "**SparseAdamW**, entries, 5 %": [largest(ONE, "sparse-5", "peak_gib"), ratios(ONE, "sparse-5"),
+                                                ratio(EIGHT, "sparse-5"), ""],
+        "**SparseAdamW**, entries, 10 %": [largest(ONE, "sparse-10", "peak_gib"), ratios(ONE, "sparse-10"), "",
+                                                 ends("sparse-adamw")],
+        "**SparseAdamW**, columns, 10 %": [largest(ONE, "columns-10", "peak_gib"), ratios(ONE, "columns-10"),
+                                                 back["columns-10"]["ratio"], ends("sparse-adamw-columns")],
+    }  # fmt: skip
+
+
+ORDER = ("adamw", "in-backward", "sparse-10", "sparse-5", "sparse-1", "columns-10", "lora-64", "lora-16")
+
+
+def of_memory_and_seconds() -> Table:
+    return {
+        TITLES[method]: [cell for name in (ONE, LARGE, FULL, SMALL)
+                         for cell in (largest(name, method, "peak_gib"), ratio(name, method))]
+        for method in ORDER if method != "in-backward"
+    }  # fmt: skip
+
+
+def of_large_models_in_full() -> Table:
+    sizes = ("peak_gib", "bytes_per_parameter")
+    return {
+        TITLES[method]: [cell for name in (ONE, LARGE)
+                         for cell in (*(largest(name, method, size) for size in sizes), ms(name, method),
+                                      ratios(name, method) if ratio(name, method) else "")]
+        for method in ORDER
+    }  # fmt: skip
+
+
+def of_the_small_gpt() -> Table:
+    order = ("adamw", "in-backward", "sparse-10", "sparse-5", "columns-10", "lora-64", "lora-16", "adamw-8bit",
+             "galore", "apollo-mini", "badam")  # fmt: skip
+    assert set(order) == {run["method"] for run in figures(SMALL)["runs"]}
+    return {
+        TITLES[m]: [largest(SMALL, m, "peak_gib"), ms(SMALL, m), ratios(SMALL, m)] for m in order
+    }  # fmt: skip
+
+
+def of_many_tokens_without_checkpointing() -> Table:
+    return {
+        TITLES[m]: [largest(FULL, m, "peak_gib"), ms(FULL, m), ratios(FULL, m)]
+        for m in ("adamw", "columns-10", "lora-16")
+    }
+
+
+def of_layer_rules() -> Table:
+    cpu = [shares(name, 3) for name in (CPU_FC, CPU_GPT)]
+    cuda = [shares(name) for name in (BACK, BACK_FULL, BACK_SMALL)]
+    order = ("columns-10", "columns-5", "rows-10", "entries-10", "lora-16")
+    return {
+        TITLES[m]: [*(of.get(m, {}).get("ratio", "") for of in cpu),
+                    *(of.get(m, {}).get(figure, "") for of in cuda for figure in ("ratio", "kernels"))]
+        for m in order
+    }  # fmt: skip
+
+
+def of_layer_rules_on_a_cpu() -> Table:
+    order = ("columns-10", "columns-5", "rows-10", "entries-10", "lora-64", "lora-16")
+    of = [shares(name, 3) for name in (CPU_FC, CPU_GPT)]
+    return {TITLES[m]: [each.get(m, {}).get("range", "") for each in of] for m in order}
+
+
+def of_layer_rules_on_a_gpu() -> Table:
+    order = ("columns-10", "columns-5", "lora-64", "lora-16")
+    of = [shares(name) for name in (BACK, BACK_FULL, BACK_SMALL)]
+    return {TITLES[m]: [each[m][figure] for each in of for figure in ("range", "kernels")] for m in order}
+
+
+MODELS = {"85m": "GPT, 85 M", "2.7b": "GPT, 2.7 B", "llama": "a small Llama", "resnet18": "ResNet-18"}
+
+
+def of_predicted_bytes() -> Table:
+    rows = {(r["model"], r["method"]): r for r in figures("footprint_cuda")["rows"]}
+    methods = list(dict.fromkeys(method for _, method in rows))
+    for row in rows.values():
+        assert row["ratio"] == pytest.approx(row["predicted"] / row["measured"], abs=1e-4)
+
+    def cell(model: str, method: str) -> str:
+        return f"{rows[model, method]['ratio']:.2f}" if (model, method) in rows else ""
+
+    return {method.removeprefix("SparseAdamW, "): [cell(model, method) for model in MODELS] for method in methods}
+
+
+def of_fine_tuning() -> Table:
+    titles = {"adamw": "AdamW", "lora": "LoRA, rank 64", "sparse-adamw": "SparseAdamW, 10 % of the entries",
+              "sparse-adamw-columns": "SparseAdamW, 10 % of the columns"}  # fmt: skip
+    record = json.loads((RESULTS / "tune" / "tune_finetune_85m_ptb_600.json").read_text())
+    assert set(titles) == set(record["methods"])
+    made = {}
+    for method, title in titles.items():
+        peaks = [r["summary"]["peak_gib"] for r in record["runs"] if r["config"]["optimizer"] == method]
+        made[title] = [trials(method), f"{tuned(method)['best']['lr']:g}", seeds(method),
+                       f"{max(peaks):.2f}" if peaks else ""]  # fmt: skip
+    return made
+
+
+MEASURED, TUNED = "results/benchmarks/README.md", "results/tune/README.md"
+PERFORMANCE = "docs/performance.md"
+TABLES = [
+    ("README.md", "| GPT on one H200", of_the_readme),
+    (PERFORMANCE, "| GiB; step / AdamW's", of_memory_and_seconds),
+    (PERFORMANCE, "| step / dense", of_layer_rules),
+    (MEASURED, "| one sequence, checkpointing", of_large_models_in_full),
+    (MEASURED, "| 85 M, 32 sequences", of_the_small_gpt),
+    (MEASURED, "| 2,681 M, eight sequences", of_many_tokens_without_checkpointing),
+    (MEASURED, "| one thread of a CPU", of_layer_rules_on_a_cpu),
+    (MEASURED, "| one H200", of_layer_rules_on_a_gpu),
+    (MEASURED, "| predicted / measured", of_predicted_bytes),
+    (TUNED, "| 85 M", of_fine_tuning),
+]
+
+
+def read(text: str, head: str) -> Table:
+    """The rows of the one table whose head begins so."""
+    lines = text.splitlines()
+    (at,) = (i for i, line in enumerate(lines) if line.startswith(head))
+    made = {}
+    for line in lines[at + 2 :]:
+        if not line.startswith("|"):
+            break
+        title, *cells = (cell.strip() for cell in line.strip().strip("|").split("|"))
+        made[title] = cells
+    return made
+
+
+@pytest.mark.parametrize(("page", "head", "table"), TABLES, ids=[f"{page} {head[2:]}" for page, head, _ in TABLES])
+def test_a_table_is_of_its_files(page: str, head: str, table: Any) -> None:
+    found = read((ROOT / page).read_text(), head)
+    assert found == table()
+    assert list(found) == list(table())
+
+
+def in_the_readme() -> list[str]:
+    memory = {n: [runs(n, m, "peak_gib")[0] for m in ("sparse-5", "adamw")] for n in (ONE, EIGHT, LARGE)}
+    assert all(0.38 <= ours / adamw < 0.45 for ours, adamw in memory.values())
+    steps = [x for name in memory for x in figures(name)["mean_over_adamw"]["sparse-5"]]
+    columns, lora, adamw = (largest(FULL, m, "peak_gib") for m in ("columns-10", "lora-16", "adamw"))
+    small = json.loads((RESULTS / "tune" / "tune_finetune_ptb_200.json").read_text())["methods"]
+    worst = [f"{max(small[m]['lowest']):.3f}" for m in ("adamw", "lora", "sparse-adamw", "sparse-adamw-columns")]
+    best, lower, upper = (f"{lr:.0e}".replace("e-0", "e-") for lr in (tuned("adamw")["best"]["lr"], *beside("adamw")))
+    return [
+        f"about 40 % of AdamW's memory, with steps {min(steps):.2f} to {max(steps):.2f} times as long",
+        f"10 % of the columns peak at {columns} GiB, LoRA of rank 16 at {lora} and AdamW at {adamw}; "
+        f"steps take {ratio(FULL, 'columns-10')} and {ratio(FULL, 'lora-16')} of AdamW's",
+        f"the neighbours of AdamW's best, {best}, were {lower} and {upper}",
+        f"AdamW ends at {worst[0]}, LoRA at {worst[1]}, 10 % of the entries at {worst[2]} and of the columns "
+        f"at {worst[3]}",
+    ]
+
+
+def on_the_page_of_performance() -> list[str]:
+    (least, most), (ours, adamw) = sorted(runs(ONE, "adamw", "mean_ms")), peaks_of_eight()
+    return [
+        f"AdamW's own means were {least:.1f} and {most:.1f} ms",
+        f"5 % of the entries take {ours} GiB and {ratio(EIGHT, 'sparse-5')} of AdamW's step, AdamW {adamw} GiB",
+    ]
+
+
+def beside_the_files() -> list[str]:
+    means, medians = (sorted(runs(ONE, "adamw", f"{which}_ms")) for which in ("mean", "median"))
+    (ours, adamw), small = peaks_of_eight(), shares(BACK_SMALL)["columns-10"]
+    dense, columns = figures(BACK)["methods"][:2]
+    entries, groups = (sorted(runs(SMALL, m, "anchor_ms")) for m in ("sparse-5", "columns-10"))
+    return [
+        f"had means of {means[0]:.1f} and {means[1]:.1f} ms, and medians of {medians[0]:.1f} and {medians[1]:.1f}",
+        f"{ms(EIGHT, 'adamw')} ms for AdamW and {ms(EIGHT, 'sparse-5')} for 5 % of the entries "
+        f"({ratio(EIGHT, 'sparse-5')}), at {adamw} and {ours} GiB",
+        f"10 % of the columns take {columns['ms']:.1f} ms, of which {columns['kernel_ms']:.1f} in kernels, "
+        f"the dense step {dense['ms']:.1f} and {dense['kernel_ms']:.1f}",
+        f"kernels take {small['kernels']} of the dense step's time, the step {small['ratio']}",
+        f"{entries[0]:.1f} and {entries[1]:.1f} ms for 5 % of the entries, "
+        f"{groups[0]:.1f} and {groups[1]:.1f} ms for columns",
+        f"one: {least_predicted()} for ResNet-18 with 20 % of the columns",
+    ]
+
+
+def in_the_guide() -> list[str]:
+    assert all(0.96 <= row["ratio"] <= 1.04 for row in figures("footprint_cpu")["rows"])
+    files = [json.loads((RESULTS / "tune" / f"tune_finetune_{n}.json").read_text()) for n in ("85m_ptb_600", "ptb_200")]
+    times = [file["methods"][m]["best"]["lr"] / file["methods"]["adamw"]["best"]["lr"]
+             for file in files for m in ("sparse-adamw", "sparse-adamw-columns")]  # fmt: skip
+    return [
+        f"except {least_predicted()} of it for ResNet-18 with 20 % of the columns",
+        f"the best was {min(times):g} to {max(times):g} times AdamW's",
+    ]
+
+
+def of_sparse_backpropagation() -> list[str]:
+    plain, checkpointed, small = (shares(name)["columns-10"]["ratio"] for name in (BACK_FULL, BACK, BACK_SMALL))
+    return [f"took {plain} of AdamW's step at 2,681 M, [{checkpointed} with checkpointing, and {small} at 85 M]"]
+
+
+def beside_the_tunings() -> list[str]:
+    adamw, lora = (tuned(m)["best"]["lr"] for m in ("adamw", "lora"))
+    sparse = [tuned(m) for m in ("sparse-adamw", "sparse-adamw-columns")]
+    entries, columns = (next(t["loss"] for t in m["trials"] if t["settings"]["lr"] == 5 * adamw) for m in sparse)
+    assert min(entries, columns) > tuned("adamw")["loss"]
+    assert {m["best"]["lr"] for m in sparse} == {20 * adamw}
+    assert all(beside(m) == (0.002, 0.008) for m in ("sparse-adamw", "sparse-adamw-columns"))
+    assert max(sparse[0]["lowest"]) < min(sparse[1]["lowest"])
+    assert max(sparse[1]["lowest"]) < min(tuned("adamw")["lowest"])
+    assert sparse[0]["loss"] < tuned("lora")["loss"] < sparse[1]["loss"]
+    (lower, upper), (low, high) = beside("adamw"), beside("lora")
+    return [
+        f"The best sparse step is 20 times AdamW's here. At 5 times, {5 * adamw:g}, entries and columns end "
+        f"at {entries:.3f} and {columns:.3f}, above AdamW",
+        f"Beside AdamW's best, {adamw:g}, were {lower:g} and {upper:g}, and "
+        f"beside LoRA's, {lora:g}, {low:g} and {high:g}",
+    ]
+
+
+def peaks_of_eight() -> tuple[str, str]:
+    return largest(EIGHT, "sparse-5", "peak_gib"), largest(EIGHT, "adamw", "peak_gib")
+
+
+def least_predicted() -> str:
+    """All other predictions are within 10 %, and none is too high."""
+    found = {(r["model"], r["method"]): r["ratio"] for r in figures("footprint_cuda")["rows"]}
+    least = found.pop(("resnet18", "SparseAdamW, 20 % of the columns"))
+    assert all(0.9 <= x <= 1 for x in found.values())
+    return f"{least:.2f}"
+
+
+def beside(method: str) -> tuple[float, float]:
+    """The step sizes that were tried next to the best."""
+    tried = sorted(t["settings"]["lr"] for t in tuned(method)["trials"])
+    at = tried.index(tuned(method)["best"]["lr"])
+    return tried[at - 1], tried[at + 1]
+
+
+SENTENCES = {
+    "README.md": in_the_readme, PERFORMANCE: on_the_page_of_performance, MEASURED: beside_the_files,
+    "docs/guide.md": in_the_guide, "docs/backprop.md": of_sparse_backpropagation, TUNED: beside_the_tunings,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", SENTENCES)
+def test_sentences_with_measured_numbers_are_of_their_files(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    assert [sentence for sentence in SENTENCES[page]() if sentence not in text] == []
+
+
+def test_a_wrong_cell_is_noticed() -> None:
+    text = (ROOT / "README.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| LoRA, rank 64"))
+    wrong = re.sub(r"\d\.\d\d(?= \|)", "9.99", row, count=1)
+    assert wrong != row
+    assert read(text.replace(row, wrong), "| GPT on one H200") != of_the_readme()
+    assert read(text.replace(row + "\n", ""), "| GPT on one H200") != of_the_readme()
