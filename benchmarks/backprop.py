@@ -155,10 +155,7 @@ def main() -> None:
         shown = f", kernels {row['kernel_ms']:.2f} ms" if "kernel_ms" in row else ""
         print(f"{run.method}: {row['ms']:.2f} ms, {row['ratio']:.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}){shown}")
     if given.save:
-        kept = {
-            n: getattr(given, n)
-            for n in ("model", "sequences", "length", "compile", "block", "blocks", "threads")
-        }
+        kept = {n: getattr(given, n) for n in ("model", "sequences", "length", "compile", "block", "blocks", "threads")}
         figures = kept | {"checkpointing": not given.no_checkpointing, "methods": results}
         parts = [given.model.replace(".", "_"), str(given.sequences), given.device]
         extra = [w for w, on in (("full", given.no_checkpointing and is_gpt), ("compiled", given.compile)) if on]

@@ -153,12 +153,15 @@ def test_arguments_reach_the_optimizer() -> None:
         assert group["betas"] == (0.9, 0.9)
 
 
-def test_the_step_size_falls_to_zero_on_a_line(tmp_path: Path) -> None:
+def test_the_step_size_warms_up_and_falls_to_zero_on_a_line(tmp_path: Path) -> None:
     run = made("adamw", lr=0.5).completed()
-    assert run.schedule == "linear"
+    assert run.schedule == "warm-up"
+    rates = [run.lr_at(0.0, share) for share in (0.0, 0.05, 0.1, 0.55, 1.0)]
+    assert rates == pytest.approx([0.05, 0.275, 0.5, 0.25, 0.0])
+    run = replace(run, schedule="linear")
     assert [run.lr_at(0.0, share) for share in (0.0, 0.25, 0.9, 1.0)] == pytest.approx([0.5, 0.375, 0.05, 0.0])
     assert replace(run, schedule="constant").lr_at(0.0, 0.5) is None
-    going = runner.Run(made("adamw", lr=0.002, steps=4).completed(), tmp_path / "run")
+    going = runner.Run(made("adamw", lr=0.002, steps=4, schedule="linear").completed(), tmp_path / "run")
     going.go(False, lambda _: None)
     assert going.optimizer.param_groups[0]["lr"] == pytest.approx(0.002 / 4)
     going = runner.Run(config("logistic", "sgd", lr=0.5, schedule="linear").completed(), tmp_path / "logistic")

@@ -75,7 +75,7 @@ def shares(name: str, decimals: int = 2) -> dict[str, dict[str, str]]:
 
 
 def tuned(method: str) -> dict[str, Any]:
-    return json.loads((RESULTS / "tune" / "tune_finetune_85m_ptb_600.json").read_text())["methods"][method]
+    return json.loads((RESULTS / "tune" / "tune_finetune_85m_ptb_600_linear.json").read_text())["methods"][method]
 
 
 def trials(method: str) -> str:
@@ -191,7 +191,7 @@ def of_predicted_bytes() -> Table:
 def of_fine_tuning() -> Table:
     titles = {"adamw": "AdamW", "lora": "LoRA, rank 64", "sparse-adamw": "SparseAdamW, 10 % of the entries",
               "sparse-adamw-columns": "SparseAdamW, 10 % of the columns"}  # fmt: skip
-    record = json.loads((RESULTS / "tune" / "tune_finetune_85m_ptb_600.json").read_text())
+    record = json.loads((RESULTS / "tune" / "tune_finetune_85m_ptb_600_linear.json").read_text())
     assert set(titles) == set(record["methods"])
     made = {}
     for method, title in titles.items():
@@ -283,7 +283,7 @@ def beside_the_files() -> list[str]:
 
 def in_the_guide() -> list[str]:
     assert all(0.96 <= row["ratio"] <= 1.04 for row in figures("footprint_cpu")["rows"])
-    files = [json.loads((RESULTS / "tune" / f"tune_finetune_{n}.json").read_text()) for n in ("85m_ptb_600", "ptb_200")]
+    files = [json.loads((RESULTS / "tune" / f"tune_finetune_{n}.json").read_text()) for n in ("85m_ptb_600_linear", "ptb_200")]
     times = [file["methods"][m]["best"]["lr"] / file["methods"]["adamw"]["best"]["lr"]
              for file in files for m in ("sparse-adamw", "sparse-adamw-columns")]  # fmt: skip
     return [

@@ -149,7 +149,9 @@ def test_fewer_seeds_are_refused_and_costs_are_read_from_every_evaluation(tuned:
     assert max(looks.values()) > 50
 
 
-@pytest.mark.parametrize("change", [{"budget": 2.0}, {"bf16": True}, {"options": {"data": "digits"}}])
+@pytest.mark.parametrize(
+    "change", [{"budget": 2.0}, {"bf16": True}, {"options": {"data": "digits"}}, {"schedule": "linear"}]
+)
 def test_a_file_of_other_conditions_is_left_alone(tuned: tuple[Tuning, Path], change: dict[str, Any]) -> None:
     made, folder = tuned
     if "budget" in change:

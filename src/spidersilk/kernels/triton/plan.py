@@ -36,7 +36,7 @@ _WHOLE = tuple(side.value * (side.value + 1) for side in (triton_sample.SIDE0, t
 
 def make_counter(seed: int, position: int, device: torch.device | str) -> Tensor:
     """[seed, position] for `select`. Copies from the host: make it once, outside of a graph."""
-    return torch.tensor([seed, position], dtype=torch.int64, device=device)
+    return torch.tensor([seed, position], dtype=torch.int64).to(device, non_blocking=True)
 
 
 def select(memory: Tensor, k1: int, k2: int, counter: Tensor) -> tuple[Tensor, Tensor]:

@@ -103,6 +103,7 @@ class Tuning:
         length = {"steps": self.steps} if self.steps else {"budget": self.budget}
         main = {"task": self.base.task, "options": self.base.options, **length, "seed": self.base.seed}
         defaults, settings = asdict(RunConfig(self.base.task, "sgd")), asdict(self.base)
+        settings["schedule"] = self.base.schedule or find(self.base.task).settings.get("schedule")
         return main | {k: v for k, v in settings.items() if v != defaults[k] and k not in {*main, *_LOCAL}}
 
     def folder(self, out: Path) -> Path:

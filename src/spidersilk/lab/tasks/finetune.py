@@ -54,7 +54,7 @@ class Finetune(Task):
         "start_seed": Whole(low=0, about="seed of the pretraining"),
     }
     settings: ClassVar[Options] = {"lr": 0.1, "anchor_batch_size": 32, "batch_size": 32, "inner_steps": 200,
-                                   "schedule": "linear"}  # fmt: skip
+                                   "schedule": "warm-up"}  # fmt: skip
     rates: ClassVar[dict[str, float]] = {"sgd": 0.2, "momentum": 0.05, "adamw": 8e-4, "svrg": 0.2, "spiderboost": 0.1,
                                          "sparse-spiderboost": 0.02, "sparse-svrg": 0.1, "sparse-sgd": 0.5,
                                          "sparse-adamw": 4e-3, "lora": 5e-3, "galore": 8e-3, "apollo-mini": 5e-3,
