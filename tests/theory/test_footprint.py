@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +16,12 @@ from torch.nn import functional as F
 import spidersilk as silk
 from spidersilk.lab import peers
 from spidersilk.lab.tasks import gpt
+from spidersilk.lab.tasks.models import resnet18
 from spidersilk.theory import footprint
 from spidersilk.theory.live_bytes import LiveBytes
 
 Problem = tuple[nn.Module, Callable[[], Tensor]]
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_the_counter_sees_what_comes_and_goes() -> None:
@@ -50,6 +55,16 @@ def network() -> Problem:
         nn.Flatten(), nn.Linear(32 * 7 * 7, 500), nn.ReLU(), nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 10),
     )  # fmt: skip
     x, y = torch.randn(16, 3, 16, 16), torch.randint(10, (16,))
+    return model, lambda: F.cross_entropy(model(x), y)
+
+
+def convolutions() -> Problem:
+    """Each input of a convolution is kept by the ReLU before it too, and activations are most of the memory."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 40, 3, padding=1), nn.ReLU(), nn.Conv2d(40, 40, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(40, 40, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(40, 10),
+    )  # fmt: skip
+    x, y = torch.randn(16, 3, 24, 24), torch.randint(10, (16,))
     return model, lambda: F.cross_entropy(model(x), y)
 
 
@@ -101,7 +116,7 @@ def lora(rank: int, blocks: str) -> Callable[[nn.Module], Any]:
     return lambda model: peers.make("lora", model, 1e-3, blocks, rank=rank)
 
 
-@pytest.mark.parametrize("problem", [network, small_gpt, llama])
+@pytest.mark.parametrize("problem", [network, convolutions, small_gpt, llama])
 def test_predicted_bytes_are_those_that_are_counted(problem: Callable[[], Problem]) -> None:
     torch.manual_seed(0)
     model, evaluate = problem()
@@ -113,3 +128,19 @@ def test_predicted_bytes_are_those_that_are_counted(problem: Callable[[], Proble
         apart[name] = found[name] / counted(problem, make) - 1
     print({name: f"{100 * x:.1f} %" for name, x in apart.items()})
     assert all(abs(x) < 0.1 for x in apart.values()), apart
+
+
+def test_a_resnet_on_a_gpu() -> None:
+    """Traced here, against the peaks that torch's allocator had on a GPU, with the same batch of 128 images."""
+    rows = json.loads((RESULTS / "benchmarks" / "footprint_cuda.json").read_text())["figures"]["rows"]
+    measured = {row["method"]: row["measured"] for row in rows if row["model"] == "resnet18"}
+    model, x, y = resnet18(), torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
+    traced = footprint.trace(model, lambda: F.cross_entropy(model(x), y))
+    found = {"AdamW": footprint.predict(traced, footprint._dense, True)}
+    for share, columns in itertools.product((0.05, 0.1, 0.2), (False, True)):
+        found[footprint.name_of(share, columns)] = footprint.predict(
+            traced, lambda w, k=share, c=columns: footprint._sparse(w, k, traced.owners.get(id(w)), c), True
+        )
+    assert found.keys() == measured.keys()
+    apart = {name: found[name] / measured[name] for name in found}
+    assert all(0.95 < ratio <= 1.0 for ratio in apart.values()), apart

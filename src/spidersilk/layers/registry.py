@@ -53,7 +53,10 @@ def rule_for(module: nn.Module) -> Rule | None:
 
 def autocast(input: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """The tensors in the dtype that autocast would take for a product of them."""
-    given, device = (input, *others), input.device.type
+    given = (input, *others)
+    if not torch._C._is_any_autocast_enabled():  # the usual case, in one call
+        return given
+    device = input.device.type
     if not torch.is_autocast_enabled(device) or any(t is not None and t.dtype == torch.float64 for t in given):
         return given
     return tuple([t if t is None else t.to(torch.get_autocast_dtype(device)) for t in given])

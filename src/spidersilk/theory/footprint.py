@@ -215,8 +215,8 @@ def predict(traced: Trace, kept: Callable[[Tensor], Kept], on_cuda: bool) -> int
     by_module = {id(traced.owners.get(key)): one.share for key, one in found.items() if one.share < 1}
     for piece, modules in traced.saved_by.items():
         shares = [by_module.get(id(module), 1.0) for module in modules]
-        if piece not in traced.saved_by_others and sum(shares) < 1:
-            factors[piece] = sum(shares)
+        whole = piece in traced.saved_by_others or 1.0 in shares
+        factors[piece] = whole + sum(share for share in shares if share < 1)  # parts are copies
     passes = traced.peak(lambda weight: found[id(weight)].gradient, factors)
     at_step = traced.ended + sum(one.gradient for one in found.values())
     at_step += 0 if on_cuda else 2 * max(one.stepped for one in found.values())  # the denominator, in two steps
