@@ -85,6 +85,9 @@ def check_groups(kernels: Kernels, device: str, dtype: torch.dtype) -> None:
         assert torch.equal(out, part.master)
         kernels.take(part.weight, part.indices, out, True)
         assert torch.equal(out, part.master + part.master)
+        mine = part.master.transpose(0, 1).clone(memory_format=torch.contiguous_format).transpose(0, 1)
+        kernels.take(part.weight, part.indices, mine, True)  # a gradient that somebody has put there
+        assert torch.equal(mine, part.master + part.master)
         held, mean = (
             part.weight[:, other.long()].to(part.master.dtype),
             torch.tensor(0.5, device=device).to(part.master),

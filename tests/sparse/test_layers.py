@@ -387,13 +387,70 @@ def test_another_weight_in_its_place_is_left_to_autograd() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_selection_that_changes_before_backward_is_noticed() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("groups", ["columns", "rows"])
+def test_a_selection_that_changes_before_backward_is_noticed(groups: str, compiled: bool) -> None:
     model = network()
-    optimizer = columns(model)
-    loss = loss_of(model)
+    optimizer = columns(model, groups=groups)
+    torch._dynamo.reset()
+    called: Any = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+    loss = loss_of(called)
     optimizer._renew()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("groups", [None, "columns", "rows"])
+def test_a_step_before_backward_is_noticed(groups: str | None, backend: str, compiled: bool) -> None:
+    """As by torch, also where kernels of ours have written to the weights."""
+    model = network()
+    optimizer = columns(model, groups=groups, backend=backend)
+    torch._dynamo.reset()
+    called: Any = torch.compile(model, backend="aot_eager") if compiled else model
+    loss = loss_of(called)
+    loss_of(model, slice(0, 3)).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_compiled_backward_passes() -> None:
+    model = network(torch.float32)
+    optimizer = columns(model)
+    torch._dynamo.reset()
+
+    def compiled(model: nn.Module) -> Tensor:
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            loss_of(torch.compile(model, backend="aot_eager")).backward()  # pyright: ignore[reportArgumentType]
+        return torch.zeros((), requires_grad=True)
+
+    same_as_dense(model, optimizer, lambda m: compiled(m) if m is model else loss_of(m), 1e-5)
+
+
+@pytest.mark.parametrize("groups", ["columns", "rows"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_outputs_can_be_changed_in_place(groups: str, bias: bool) -> None:
+    """As those of torch's layer; three dimensions and a bias make it a view inside."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9, bias), nn.ReLU(inplace=True), nn.Linear(9, 4, bias)).double()
+    optimizer, x = columns(model, groups=groups), torch.randn(2, 5, 6, dtype=torch.float64)
+
+    def loss(model: nn.Module) -> Tensor:
+        y = model(x)
+        y += 1
+        return y.square().sum()
+
+    same_as_dense(model, optimizer, loss, 1e-12)
+
+
+def test_an_input_of_another_width_gets_the_words_of_torch() -> None:
+    model = nn.Sequential(nn.Linear(32, 8))
+    optimizer = columns(model)
+    with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied \(4x16 and 32x8\)"):
+        model(torch.randn(4, 16))
+    optimizer.close()
 
 
 def test_activations_that_are_kept() -> None:

@@ -98,6 +98,20 @@ def test_compact_parameters_of_another_optimizer() -> None:
     Sparse(model, torch.optim.SGD, lr=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:.*duplicate parameters")
+def test_a_weight_that_is_given_twice() -> None:
+    weight = nn.Parameter(torch.zeros(20, 20))
+    with pytest.raises(ValueError, match=r"given twice"):
+        Sparse([weight, weight], torch.optim.SGD, lr=0.1)
+
+
+def test_a_state_of_torch_itself() -> None:
+    model = network()
+    theirs = torch.optim.AdamW(model.parameters()).state_dict()
+    with pytest.raises(ValueError, match=r"selects nothing, such as torch's AdamW: load a state that this optimizer"):
+        silk.SparseAdamW(model).load_state_dict(theirs)
+
+
 def test_a_frozen_part_that_was_made_in_inference_mode() -> None:
     model = network()
     with torch.inference_mode():

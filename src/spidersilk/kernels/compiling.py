@@ -36,4 +36,4 @@ def compiling() -> Iterator[None]:
 def _tell() -> None:
     if not _told.is_set():
         _told.set()
-        _log.warning("spidersilk compiles its kernels for this machine, some seconds, once: later runs load them")
+        _log.warning("spidersilk compiles or loads its kernels: some seconds, the first time on a machine")

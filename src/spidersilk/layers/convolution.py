@@ -27,10 +27,11 @@ class _Convolution(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int,
         stride: Any, padding: Any, dilation: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        y = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), 1)
         channels = x.index_select(1, indices) if dimension == 1 else None
         keep(ctx, x if channels is None else channels, weight, indices)
         ctx.shape, ctx.dtype, ctx.dimension, ctx.options = x.shape, values.dtype, dimension, (stride, padding, dilation)
-        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), 1), channels
+        return y, channels
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]

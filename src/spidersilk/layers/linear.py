@@ -36,10 +36,13 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
     ) -> tuple[Tensor, Tensor | None]:
+        y = F.linear(x, weight, bias)  # first: it checks shapes and devices
+        if bias is not None and y.dim() != 2:  # a view, which nobody could change in place
+            y = torch.ops.aten._unsafe_view.default(y, y.shape)
         columns = columns_of(x, indices) if dimension == 1 else None
         keep(ctx, x if columns is None else columns, weight, indices)
         ctx.shape, ctx.dtype, ctx.dimension = x.shape, values.dtype, dimension
-        return F.linear(x, weight, bias), columns
+        return y, columns
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]

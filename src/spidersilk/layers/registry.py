@@ -8,7 +8,7 @@ is read there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -65,21 +65,25 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
 def keep(ctx: Any, kept: Tensor, weight: Tensor, indices: Tensor) -> None:
     """Keep for backward what it needs of the input, and the weight and indices, which are there anyway.
 
-    Those are attributes: hooks on saved tensors, as checkpointing has, would cost more than the layer's launches.
+    Those are attributes: hooks on saved tensors, as checkpointing has, would cost more than the layer's launches. A
+    compiled graph looks only at what is saved for changes.
     """
-    if weight.is_leaf:
+    if torch.compiler.is_compiling():
+        ctx.save_for_backward(kept, weight, indices)
+        ctx.held = ()
+    elif weight.is_leaf:
         ctx.save_for_backward(kept)
         ctx.held = (weight, indices)
     else:  # a copy that autocast has made
         ctx.save_for_backward(kept, weight)
         ctx.held = (indices,)
-    ctx.versions = _versions(ctx.held)
+    ctx.versions = [tensor._version for tensor in ctx.held]
     ctx.set_materialize_grads(False)
 
 
 def kept_by(ctx: Any) -> tuple[Tensor, Tensor, Tensor]:
     """What was kept; refused if the weight or the selection has changed since, as torch does."""
-    if _versions(ctx.held) != ctx.versions:
+    if not torch.compiler.is_compiling() and [tensor._version for tensor in ctx.held] != ctx.versions:
         raise RuntimeError(CHANGED)
     kept, weight, indices = (*ctx.saved_tensors, *ctx.held)
     return kept, weight, indices
@@ -89,8 +93,3 @@ def add_columns(of_input: Tensor | None, of_columns: Tensor, dimension: int, sha
     """The gradient of an input, with that of its selected columns added."""
     total = of_columns.new_zeros(shape) if of_input is None else of_input
     return total.index_add(dimension, indices, of_columns)
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """A compiled graph has no numbers for them, and looks at what it keeps itself."""
-    return [] if torch.compiler.is_compiling() else [tensor._version for tensor in tensors]

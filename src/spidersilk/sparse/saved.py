@@ -40,6 +40,11 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
     """Raise ValueError unless all of it fits."""
     groups: list[Form] = [{"params": [(int, str)] * len(group["params"])} for group in base.param_groups]
     check_saved("the state", state, {"state": dict, "param_groups": groups})
+    if "selection" not in state["param_groups"][0]:
+        raise ValueError(
+            f"the state is of an optimizer that selects nothing, such as torch's {type(base).__name__}: load a state "
+            "that this optimizer has saved, or begin with a new one"
+        )
     check_saved("the state's first group", state["param_groups"][0], {"selection": COUNTERS})
     found = state["param_groups"][0]["selection"]["shards"]
     if found != shards:

@@ -260,6 +260,7 @@ class Sparse(OverBase):
             self.base.step()
             for kernels, entries in parts:
                 kernels.write_through(entries)
+        self._weights.count_change(stepped)
         for compact in self._weights:
             compact.is_dense = False
         self.steps, self.age = self.steps + 1, self.age + 1

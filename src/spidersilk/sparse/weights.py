@@ -67,6 +67,7 @@ class Weights:
 
     def _stand_in(self, weight: Tensor, k1: Count, k2: Count, groups: Groups | None, places: Owned) -> Tensor:
         _check(weight)
+        self._check_free(weight)
         if weight in self._left_out:
             self._left_out.pop(weight).remove()
         check_meant(k1, k2, weight.numel(), "entries of a weight")
@@ -88,6 +89,17 @@ class Weights:
         self._listen(compact.param, self.arrived)
         _TRAINED[weight] = _TRAINED[compact.param] = weakref.ref(self)
         return compact.param
+
+    def _check_free(self, weight: Tensor) -> None:
+        reference = _TRAINED.get(weight)
+        other = None if reference is None else reference()
+        if other is self:
+            raise ValueError("a parameter is given twice: once is enough, also for tied weights")
+        if other is not None and other.close.alive:
+            raise ValueError(
+                "a parameter has a sparse optimizer already: call close() on that one (in a notebook: before the line "
+                "that makes another)"
+            )
 
     def _collect_at(self, compact: Compact) -> Callable[[Tensor], None]:
         heard = self._collect
@@ -150,6 +162,11 @@ class Weights:
         """What a parameter that is stepped stands for; None: for itself."""
         compact = self.by_param.get(param)
         return None if compact is None else compact.entries
+
+    def count_change(self, stepped: Sequence[Tensor]) -> None:
+        """Kernels write to addresses: a backward pass through what the weights were is to be refused all the same."""
+        changed = [p if (compact := self.by_param.get(p)) is None else compact.weight for p in stepped]
+        torch.autograd.graph.increment_version(changed)
 
     def parts(self, stepped: Sequence[Tensor]) -> list[tuple[Kernels, list[Entries]]]:
         """The entries that these parameters stand for, by the kernels that work on them."""
@@ -223,10 +240,6 @@ def _check(weight: Tensor) -> None:
     if weight.is_meta:
         raise ValueError("parameters on the meta device have no values: give them some first (model.to_empty(...))")
     check_placement(weight)
-    reference = _TRAINED.get(weight)
-    other = None if reference is None else reference()
-    if other is not None and other.close.alive:
-        raise ValueError("a parameter has a sparse optimizer already, or is given twice: call close() on the other one")
 
 
 def _let_go(handles: list[Any], owners: Owners) -> None:

@@ -66,7 +66,7 @@ class TritonKernels:
     def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
         if not is_grouped(out):
             entries.take_entries(source, indices, out, add)
-        elif out.shape[2] == 1:  # columns; torch copies whole rows as fast
+        elif out.shape[2] == 1 and out.is_contiguous():  # columns; torch copies whole rows as fast
             entries.take_single_groups(source, indices, out, add)
         else:
             PLAIN.take(source, indices, out, add)

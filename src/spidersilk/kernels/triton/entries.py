@@ -144,7 +144,7 @@ def take_single_groups(source: Tensor, indices: Tensor, out: Tensor, add: bool) 
     if out.numel():
         grid = ceil_div(outer, ROWS) * ceil_div(k, ACROSS)
         numbers = outer, k, source.stride(0), source.stride(1)
-        far = max(numbers) >= 2**31
+        far = tuple(number >= 2**31 for number in numbers)
         key = ("take_groups", grid, source.dtype, indices.dtype, out.dtype, add, far, source.get_device())
         options = {"ADD": add, "ROWS": ROWS, "TILE": ACROSS}
         launch(key, take_groups, grid, (source, indices, out), numbers, lambda: options)
