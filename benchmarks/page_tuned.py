@@ -111,7 +111,16 @@ def _overview(tunings: Iterable[Record]) -> list[str]:
             cells = [sparse, *(number(_ratios(record, unit)[sparse], 2) for unit in ("queries", "seconds"))]
         dense = _ratios(record, "queries").get("svrg")
         svrg = "not tuned" if "svrg" not in record["methods"] else "-" if dense is None else number(dense, 2)
-        rows.append([tuned.title_of(record), target, plain, *cells, svrg, f"{_seeds(record)}{_so_far(record)}"])
+        rows.append(
+            [
+                tuned.title_of(record),
+                target,
+                plain,
+                *cells,
+                svrg,
+                _seeds(record) + (f" of {len(record['seeds'])}, so far" if _so_far(record) else ""),
+            ]
+        )
     head = ["task", "target", "best plain method", "best sparse method", "its queries", "its seconds"]
     head += ["SVRG's queries", "seeds"]
     return [markdown_table(head, rows)] if rows else []

@@ -159,7 +159,7 @@ def test_a_failure_is_no_part_of_a_median() -> None:
 def test_the_same_seed_on_two_machines_is_two_runs() -> None:
     ours = group("a", run("a", FAST, 0), run("a", [2.3, 60.0], 0, "diverged"), run("a", FAST, 1), run("a", FAST, 2))
     found = only(ours, seeds("b", DENSE))
-    assert (found.side, found.seeds()) == (SAME, "3 won, 1 failed (4 runs of 3 seeds), 2 N")
+    assert (found.side, found.seeds()) == (SAME, "3 won, 1 failed (4 pairs of 3 seeds), 2 N")
     assert "a is chaotic: seed 0 fails on one machine and not on another" in found.notes()
     again = page_material.distinct([*ours.curves, run("other", FAST, 1), run("other", SLOW, 2)])
     assert [(c.label, c.config["seed"]) for c in again] == [("a", 0), ("a", 0), ("a", 1), ("a", 2), ("other", 2)]

@@ -129,7 +129,7 @@ class Comparison:
         each = [pair.outcome for pair in self.pairs]
         told = ", ".join(f"{each.count(o)} {o}" for o in (WON, TIED, LOST, FAILED, BOTH) if o in each)
         seeds = len({pair.seed for pair in self.pairs})
-        again = f" ({len(each)} runs of {seeds} seed{'s' if seeds > 1 else ''})" if seeds < len(each) else ""
+        again = f" ({len(each)} pairs of {seeds} seed{'s' if seeds > 1 else ''})" if seeds < len(each) else ""
         return f"{told}{again}, {self.length:.3g} N"
 
     def target(self) -> str:

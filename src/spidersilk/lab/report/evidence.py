@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from spidersilk.lab.experiments.paper import LABELS, Part
 from spidersilk.lab.experiments.plan import name_without_seed
 from spidersilk.lab.run.config import RunConfig, from_dict
-from spidersilk.lab.run.curve import BROKEN, Curve, median_cost
+from spidersilk.lab.run.curve import BROKEN, Curve
 from spidersilk.lab.run.folder import LOCAL
 
 LOSS = "train_loss"
@@ -37,14 +37,6 @@ class Group:
         """Whether at least one seed diverged or collapsed."""
         return any(c.status in BROKEN for c in self.curves)
 
-    @property
-    def reach(self) -> float:
-        """Queries over N that every seed reached."""
-        return min((c.rows[-1]["queries"] for c in self.curves), default=0.0)
-
-    def reached(self, count: float) -> bool:
-        return self.reach >= count * (1 - SLACK)
-
     def breakdown(self) -> str:
         """Where it diverged, or by when it had collapsed, in words."""
         only_seed_0, words = [c.config.get("seed", 0) for c in self.curves] == [0], []
@@ -58,13 +50,6 @@ class Group:
 
     def end(self, key: str) -> float | None:
         return self.median(lambda c: c.last(key))
-
-    def lowest(self, key: str) -> float | None:
-        return self.median(lambda c: c.lowest(key))
-
-    def cost(self, target: float, key: str) -> float | None:
-        """The median over seeds of queries over N to the target; None if half of them never get there."""
-        return median_cost(self.curves, key, target)
 
     def median(self, value: Callable[[Curve], float | None]) -> float | None:
         """Over seeds; None if one has no such value."""
@@ -125,11 +110,6 @@ def of_seeds(many: int, curves: Sequence[Curve]) -> str:
     """ "2 of 3 seeds"; "runs" where a seed ran on several machines."""
     runs = len({c.config.get("seed", 0) for c in curves}) < len(curves)
     return f"{many} of {len(curves)} {'run' if runs else 'seed'}{'s' if len(curves) > 1 else ''}"
-
-
-def density(config: RunConfig) -> float:
-    """k/d of a config; the default of the optimizers is 10 %."""
-    return 0.1 if config.k1 is None and config.k2 is None else float(config.k1 or 0) + float(config.k2 or 0)
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -84,15 +84,18 @@ def said(word: str, found: Comparison) -> str:
     return found.word(f"only with {own(found.ours)}, ours" if own(found.ours) and word in (YES, SIZE) else word)
 
 
-def best(chapter: Chapter, ours: str, theirs: str, length: float = math.inf, free: bool = False) -> list[Comparison]:
+def best(chapter: Chapter, ours: str, theirs: str, free: bool = False) -> list[Comparison]:
     """Of the best forms of both; at the paper's length, and where more seeds got if there is such a place. Forms of
     ours enter if `free`, or where the method as printed is ours."""
-    mine, other = (
-        [g for g in forms(chapter, method) if free or not own(g) or own(chapter.find(method))]
-        for method in (ours, theirs)
-    )
-    pairs = [[compare(form, rival, min(length, chapter.part.length)) for rival in other] for form in mine]
-    return _choose([_choose(beside, MORE) for beside in pairs], FEWER)
+    every = free or bool(own(chapter.find(ours)))
+    return _choose([beside(chapter, g, theirs, free) for g in forms(chapter, ours) if every or not own(g)], FEWER)
+
+
+def beside(chapter: Chapter, form: Group, theirs: str, free: bool = False) -> list[Comparison]:
+    """A form beside the best form of a method."""
+    every = free or bool(own(chapter.find(theirs)))
+    rivals = [g for g in forms(chapter, theirs) if every or not own(g)]
+    return _choose([compare(form, rival, chapter.part.length) for rival in rivals], MORE)
 
 
 def _choose(found: list[list[Comparison]], win: str) -> list[Comparison]:

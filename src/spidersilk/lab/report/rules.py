@@ -40,6 +40,7 @@ from spidersilk.lab.report.judging import (
     Material,
     Rule,
     Verdict,
+    beside,
     best,
     forms,
     missing,
@@ -115,8 +116,8 @@ def _beside_controls(chapter: Chapter, group: Group) -> list[Comparison]:
 
 def _rescued(chapter: Chapter, claim: Claim, word_of: Word) -> tuple[str, list[str], list[str]]:
     """The word, if a form of ours or SparseSVRG does what Algorithm 1 does not; the numbers of both; and their runs."""
-    rivals = [best(chapter, method, claim.theirs, free=True) for method in (claim.ours, RESCUE)]
-    tried = [found[-1] for found in rivals if found and own(found[-1].ours)]
+    found = [beside(chapter, g, claim.theirs, free=True) for g in forms(chapter, claim.ours) if own(g)]
+    tried = [f[-1] for f in (*found, best(chapter, RESCUE, claim.theirs, free=True)) if f]
     told, dense = [], chapter.find(SVRG)
     for f in tried:
         told += filter(
