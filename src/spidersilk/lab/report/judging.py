@@ -110,7 +110,7 @@ def _choose(found: list[list[Comparison]], win: str) -> list[Comparison]:
 
 def place(found: Comparison, win: str = FEWER) -> tuple[int, int, float]:
     """Clear wins over enough seeds first, then clear wins; then by seeds and queries. MORE: wins of the other side."""
-    many, wins = min(len({pair.seed for pair in found.pairs}), SEEDS), found.side == win
+    many, wins = min(len({pair.seed for pair in found.judged}), SEEDS), found.side == win
     middle = math.inf if math.isnan(found.middle) else found.middle if win == FEWER else -found.middle
     return 0 if wins and many == SEEDS else 1 if wins else 2, -many, middle
 
