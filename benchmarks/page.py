@@ -28,7 +28,7 @@ from spidersilk.lab.run.folder import write_atomically
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).parent / "page_templates"
 COMMAND = "python benchmarks/page.py"
-TOLD = ("counted", "proved", "proved in part", "not run")  # rules that no run decides
+TOLD = ("counted", "proved", "proved in part", "disproved", "not run")  # rules that no run decides
 PAGES = ("reproduction.md", *(f"reproduction/{n}.md" for n in ("claims", "runs", "table1", "splits", "tuning")))
 SHOWN = ("table1", "figure1-left", "figure1-right", "figure2", "figure3", "sparsity-cnn", "sparsity-fc")
 
@@ -55,7 +55,6 @@ def texts(results: Path) -> dict[str, str]:
     values = {
         "command": COMMAND,
         "rules": comparison,
-        "minutes": f"{comparison.SHORT / 60:g}",
         "short": page_short.table(judged, material),
         "claims": _claims(judged),
         "told": {rule: [claim for claim, _ in judged if claim.rule == rule] for rule in TOLD},
@@ -111,12 +110,11 @@ def _claims(judged: Iterable[tuple[Claim, list[Verdict]]]) -> str:
     for number, (claim, made) in enumerate(judged, 1):
         if claim.rule in TOLD or all(v.word == NOT_RUN for v in made):
             continue
-        own = [v for v in made if not v.beyond]
-        one = len({v.part for v in own}) == 1
-        cells = ["; ".join(filter(None, (getattr(v, key) for v in own))) if one else "" for key in ("ratio", "seeds")]
+        (first, *more) = verdicts.firm(made)
+        cells = ["", ""] if more else [first.ratio, first.seeds]
         quote = f"[{number}](#claim-{number}) “{claim.text}” ({claim.where})"
-        rows.append([quote, f"**{verdicts.summary(claim, made)}**", *cells])
-    return markdown_table(["the paper", "here", "queries", "seeds, length"], rows)
+        rows.append([quote, f"**{verdicts.summary(claim, made, '<br>')}**", *cells])
+    return markdown_table(["the paper", "here", "queries", "outcomes, length"], rows)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,44 +12,58 @@ from typing import Any
 import page_tuned
 
 from spidersilk.lab.experiments.ablations import ablations
-from spidersilk.lab.experiments.paper import experiments
-from spidersilk.lab.report.evidence import Group, chapter_of, groups_of, make_chapter
+from spidersilk.lab.experiments.claims import of_part
+from spidersilk.lab.experiments.paper import ADAPTIVE, FAST, LABELS, Part, experiments
+from spidersilk.lab.report.comparison import cut
+from spidersilk.lab.report.evidence import Chapter, Group, groups_of, make_chapter
 from spidersilk.lab.report.judging import Material
 from spidersilk.lab.run import collect
+from spidersilk.lab.run.config import RunConfig, from_dict
 from spidersilk.lab.run.curve import Curve
+from spidersilk.lab.run.folder import LOCAL
 
-PAIRS = {"cifar10": "CIFAR-10", "svhn": "SVHN (a part of it)"}
+DATA = {"cifar10": "CIFAR-10", "svhn": "SVHN (a part of it)", "mnist": "MNIST"}
+PAIRS = {(m, data): 10.0 for data in ("cifar10", "svhn") for m in ("cnn", "fc")} | {
+    ("fc", "mnist"): 2.0
+}  # to so many N
+FIGURES = ("figure1", "figure2", "figure3")
+FACTS = ("backprop_cpu_1", "backprop_cuda_float32", "entropy", "sparse_forward", "step_cpu_1")
+CONTROLS = ("controls-figure2", "controls-figure3")  # their runs stand beside those of the figure
+FREE = {"name", "label", "seed", "budget", "eval_every", "evaluations", *LOCAL}  # the rest are settings
+Runs = dict[str, list[Curve]]  # by their settings
 
 
 def material(results: Path) -> Material:
-    """Every part of every experiment at the paper's scale, the other pairs of model and data, and the splits, with
-    their runs in results/paper; and the figures of the benchmarks that claims are judged by."""
+    """Every part of every experiment at the paper's scale, the other pairs of model and data, and the ablations, with
+    their runs in results/paper, whatever file of it they are in; and the figures of the benchmarks that claims are
+    judged by."""
     packed: dict[str, collect.Packed] = {}
     for path in sorted([*results.glob("paper/*.json"), *results.glob("paper/shorter/*.json")]):
         packed = collect.merge(packed, collect.load(path).values())
     guesses = guess_losses(results)
     curves = {name: collect.unpack(_with_guess(run, guesses)) for name, run in packed.items()}
+    runs: Runs = {}
+    for curve in (c for c in curves.values() if c.rows):
+        runs.setdefault(_settings(curve.config), []).append(curve)
     made = [make_chapter(name, part, curves) for name, parts in experiments("paper").items() for part in parts]
-    for data, title in PAIRS.items():
-        made += [chapter_of(f"image-{data}-{m}", f"{m.upper()} on {title}", curves, 10.0) for m in ("cnn", "fc")]
-    sweep = {name: c for name, c in curves.items() if re.match(r"sparsity-\w+-sparse-svrg-1(-seed\d+)?$", name)}
-    dense = {n.replace("sparsity", "split").replace("svrg-1", "svrg-dense"): c for n, c in sweep.items()}
     for name, parts in ablations("paper").items():
         made += [make_chapter(name, part, curves) for part in parts if name not in CONTROLS]
-    for chapter in (c for c in made if c.experiment == "ablation-split"):
-        key = f"{chapter.part.key}-sparse-svrg-dense"
-        found = [_renamed(curve, name, "SVRG") for name, curve in sorted(dense.items()) if name.startswith(key)]
-        chapter.groups += groups_of(found)
-    again = {
-        made_name + end: _renamed(curve, made_name + end, label)
-        for made_name, (name, label) in ELSEWHERE.items()
-        for end in ("", "-seed1", "-seed2")
-        if (curve := curves.get(name + end)) is not None
-    }
-    made.append(chapter_of("image-mnist-fc", "FC on MNIST", again, 2.0))
-    for chapter in (c for c in made if c.part.key == "figure1-right"):
-        chapter.groups += groups_of(curve for name, curve in again.items() if name.startswith("figure1-right-"))
+    for group in (group for chapter in made for group in chapter.groups):
+        same = runs.get(_settings(vars(group.config)), [])
+        others = [cut(c, group.config.budget) for c in same if all(c is not curve for curve in group.curves)]
+        group.curves = distinct([*group.curves, *others])
+    for (model, data), length in PAIRS.items():
+        key, title = f"image-{data}-{model}", f"{model.upper()} on {DATA[data]}"
+        groups = _forms(key, model, data, runs)
+        made.append(Chapter(key, Part(key, title, [g.config for g in groups], of_part(key), length=length), groups))
     chapters = {chapter.part.key: chapter for chapter in made if chapter.groups}
+    right = chapters["figure1-right"]
+    names = {group.name for group in right.groups}
+    right.groups += [g for g in _forms("figure1-right", "cnn", "mnist", runs) if g.name not in names]
+    for split, beside in (("split-cnn", "figure1-right"), ("split-fc", "image-mnist-fc")):
+        dense = chapters[beside].find("svrg") if beside in chapters else None
+        if split in chapters and dense is not None and dense.curves:
+            chapters[split].groups.append(replace(dense, config=replace(dense.config, name=f"{split}-svrg")))
     known = {curve.config["name"] for chapter in made for group in chapter.groups for curve in group.curves}
     for group in groups_of(curve for name, curve in curves.items() if name not in known and curve.rows):
         for chapter in chapters.values():  # controls, and forms that the plan has not
@@ -57,30 +72,48 @@ def material(results: Path) -> Material:
     return Material(chapters, _facts(results), page_tuned.load(results))
 
 
-FIGURES = ("figure1", "figure2", "figure3")
-# Runs at the paper's settings in the files of ablations, under the name of the task that they belong to.
-ELSEWHERE = {
-    "figure1-right-sparse-spiderboost-reset":
-        ("reset-cnn-sparse-spiderboost-0.1-reset", "Algorithm 1, memory reset"),
-    "figure1-right-sparse-spiderboost-geometric":
-        ("lengths-cnn-sparse-spiderboost-0.1-geometric", "Algorithm 1, geometric loops"),
-    "image-mnist-fc-spiderboost": ("lengths-fc-spiderboost-0.1-fixed", "SpiderBoost"),
-    "image-mnist-fc-spiderboost-geometric": ("lengths-fc-spiderboost-0.1-geometric", "SpiderBoost, geometric loops"),
-    "image-mnist-fc-sparse-spiderboost":
-        ("reset-fc-sparse-spiderboost-0.1-carried", "Algorithm 1 (sparse SpiderBoost)"),
-    "image-mnist-fc-sparse-spiderboost-reset":
-        ("reset-fc-sparse-spiderboost-0.1-reset", "Algorithm 1, memory reset"),
-    "image-mnist-fc-sparse-spiderboost-geometric":
-        ("lengths-fc-sparse-spiderboost-0.1-geometric", "Algorithm 1, geometric loops"),
-    "image-mnist-fc-svrg": ("sparsity-fc-sparse-svrg-1", "SVRG"),
-    "image-mnist-fc-sparse-svrg": ("reset-fc-sparse-svrg-0.1-carried", "SparseSVRG"),
-}  # fmt: skip
-FACTS = ("backprop_cpu_1", "backprop_cuda_float32", "entropy", "sparse_forward", "step_cpu_1")
-CONTROLS = ("controls-figure2", "controls-figure3")  # their runs stand beside those of the figure
+def _settings(config: Mapping[str, Any]) -> str:
+    """What two runs of the same method share; an older file has no newer settings."""
+    made = from_dict({k: v for k, v in config.items() if k not in FREE}).completed()
+    options = {k: v for k, v in sorted(made.options.items()) if k not in FAST}
+    k1, k2 = (0.05 if k is None else k for k in (made.k1, made.k2))
+    return repr(replace(made, options=options, k1=k1, k2=k2))
 
 
-def _renamed(curve: Curve, name: str, label: str) -> Curve:
-    return replace(curve, config=curve.config | {"name": name, "label": label}, label=label)
+def _forms(key: str, model: str, data: str, runs: Runs) -> list[Group]:
+    """The runs on a task at the paper's settings, by method and form: of loops, and of the memory."""
+    groups = []
+    base = RunConfig("image", options={"model": model, "data": data}, lr=0.1)
+    forms = {
+        "": base,
+        "reset": replace(base, memory_reset=True, label="memory reset"),
+        "geometric": replace(base, lengths="geometric", label="geometric loops"),
+        "adaptive": replace(base, inner_steps="auto", label="adaptive anchors"),
+    }
+    for method in (m for m in LABELS if m not in ADAPTIVE):
+        for form, config in forms.items():
+            found = distinct(runs.get(_settings(vars(replace(config, optimizer=method))), []))
+            label = f"{LABELS[method].partition(' (')[0]}, {config.label}" if form else LABELS[method]
+            name = "-".join(filter(None, (key, method, form)))
+            groups += [Group(replace(config, optimizer=method, name=name, label=label), found)] if found else []
+    return groups
+
+
+def distinct(curves: list[Curve]) -> list[Curve]:
+    """Without runs that another file has too: the same seed and the same losses. On another machine the same seed may
+    give other losses, which is a run of its own."""
+    kept: list[Curve] = []
+    for curve in sorted(curves, key=lambda c: c.config.get("seed", 0)):
+        same = (c for c in kept if c.config.get("seed", 0) == curve.config.get("seed", 0))
+        if not any(_agree(c, curve) for c in same):
+            kept.append(curve)
+    return kept
+
+
+def _agree(a: Curve, b: Curve) -> bool:
+    losses = [{round(r["queries"], 3): r["train_loss"] for r in c.rows if "train_loss" in r} for c in (a, b)]
+    common = losses[0].keys() & losses[1].keys()
+    return all(math.isclose(losses[0][q], losses[1][q], rel_tol=1e-4) for q in common) and len(common) > 1
 
 
 def _same_task(group: Group, other: Group) -> bool:

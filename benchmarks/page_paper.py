@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from spidersilk.lab.report.comparison import FEWER, MORE, SEEDS, compare
+from spidersilk.lab.report.cells import listed
+from spidersilk.lab.report.comparison import FEWER, MORE, compare
 from spidersilk.lab.report.evidence import LOSS, SLACK, Chapter, Group, number
 from spidersilk.lab.report.figures import QUERIES, panels, png
 from spidersilk.lab.report.tuned import SECOND, SECOND_NAMES, second_text
@@ -31,7 +33,7 @@ def state(chapter: Chapter, group: Group) -> str:
         return group.breakdown()
     ends = sorted({round(c.rows[-1]["queries"], 1) for c in group.curves}, reverse=True)
     near = [end for i, end in enumerate(ends) if i == 0 or end < ends[i - 1] * (1 - 2 * SLACK)]
-    return f"to {', '.join(f'{end:g}' for end in near)} N"
+    return f"to {listed([f'{end:g}' for end in near])} N"
 
 
 def missing(chapters: Iterable[Chapter]) -> list[str]:
@@ -39,7 +41,7 @@ def missing(chapters: Iterable[Chapter]) -> list[str]:
     lines = []
     for chapter in chapters:
         short = [g for g in chapter.groups if not reaches(chapter, g)]
-        told = [f"`{g.name}` ({state(chapter, g)} of {g.config.budget:g} N)" for g in short]
+        told = [f"`{g.name}` ({state(chapter, g)}{f' of {g.config.budget:g} N' if g.curves else ''})" for g in short]
         lines += [f"{chapter.part.title}: {', '.join(told)}"] if chapter.present and short else []
         lines += [] if chapter.present else [f"{chapter.part.title}: all {len(short)} runs"]
     return lines
@@ -48,8 +50,8 @@ def missing(chapters: Iterable[Chapter]) -> list[str]:
 # Values at equal queries.
 
 
-def at(group: Group, count: float, key: str) -> float | None:
-    """The last value up to `count` queries over N, the median over the seeds that got there; None if one diverged."""
+def at(group: Group, count: float, key: str) -> list[float]:
+    """The last values up to `count` queries over N, of the seeds that got there; none if one diverged before."""
 
     def value(curve: Curve) -> float | None:
         seen = [row[key] for row in curve.rows if key in row and row["queries"] <= count * (1 + SLACK)]
@@ -57,34 +59,47 @@ def at(group: Group, count: float, key: str) -> float | None:
 
     there = [curve for curve in group.curves if curve.rows[-1]["queries"] >= count * (1 - SLACK)]
     early = [c for c in group.curves if c.status == "diverged" and c.rows[-1]["queries"] < count * (1 - SLACK)]
-    return None if early else replace(group, curves=there).median(value)
+    values = [] if early else [value(curve) for curve in there]
+    return sorted(v for v in values if v is not None) if None not in values else []
+
+
+def told_at(group: Group, count: float, key: str, text: Callable[[float], str]) -> str:
+    """The median; the lowest and the highest of two, or where a seed failed: a failure is no part of a median."""
+    values = at(group, count, key)
+    if len(values) > 2 and not group.broken:
+        return text(statistics.median(values))
+    return " to ".join(dict.fromkeys(text(v) for v in values[:1] + values[-1:]))
 
 
 def counts(chapter: Chapter, most: int = 4) -> list[float]:
     """The last few query counts that at least two of its methods reached, up to what the paper shows."""
     every = [c for c in COUNTS if c <= chapter.part.length]
-    return [c for c in every if sum(at(g, c, LOSS) is not None for g in chapter.present) > 1][-most:]
+    return [c for c in every if sum(bool(at(g, c, LOSS)) for g in chapter.present) > 1][-most:]
 
 
 def curves_table(chapter: Chapter) -> str:
     columns, second = counts(chapter), SECOND[chapter.groups[0].config.task]
 
     def cell(group: Group, count: float) -> str:
-        loss, other = at(group, count, LOSS), at(group, count, second)
-        if loss is None:
-            return "-" if group.curves else ""
-        return number(loss) if other is None else f"{number(loss)} / {second_text(other, second)}"
+        loss = told_at(group, count, LOSS, number)
+        other = told_at(group, count, second, lambda value: second_text(value, second))
+        return " / ".join(filter(None, (loss, other))) or "-"
 
     rivals = [g for g in (chapter.dense, chapter.find("sgd")) if g.curves]
     rows = []
     for group in chapter.present:
         config = group.config.completed()
         cells = [cell(group, count) for count in columns]
-        named = [group.label, f"{config.lr:g}", str(config.inner_steps), str(len(group.curves))]
+        named = [group.label, f"{config.lr:g}", str(config.inner_steps), _many(group)]
         rows.append([*named, *cells, *(_beside(chapter, group, rival) for rival in rivals), state(chapter, group)])
     beside = [f"beside {rival.label}" for rival in rivals]
     head = ["", "lr", "m", "seeds", *(f"{c:g} N" for c in columns), *beside, "how far"]
     return f"Training loss / {SECOND_NAMES[second]} at queries:\n\n" + markdown_table(head, rows)
+
+
+def _many(group: Group) -> str:
+    seeds = len({c.config.get("seed", 0) for c in group.curves})
+    return str(seeds) if seeds == len(group.curves) else f"{seeds} ({len(group.curves)} runs)"
 
 
 def _beside(chapter: Chapter, group: Group, rival: Group) -> str:
@@ -92,7 +107,7 @@ def _beside(chapter: Chapter, group: Group, rival: Group) -> str:
     found = compare(group, rival, chapter.part.length) if group is not rival else []
     if not found:
         return ""
-    best = found[-1] if len(found[-1].ratios) >= SEEDS else found[0]
+    best = found[-1]
     where = (
         "" if best.length >= min(chapter.part.length, group.config.budget) * (1 - SLACK) else f", {best.length:.3g} N"
     )

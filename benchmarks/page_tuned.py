@@ -24,13 +24,13 @@ INTRO = """`spidersilk tune` gives every method the same number of trials, and r
 ([lab.md](../lab.md#tuning)). Queries and seconds are medians over seeds to the target, the lowest loss that all seeds
 of one of SGD, momentum and AdamW reached; ratios are to the best of these three. Seconds of runs made side by side are
 those of a shared machine. Step sizes are constant, so the best one depends on how long a run is: where the final runs
-are longer than the trials, a method whose step suits the short run may stop early.
+are longer than the trials, a method whose step suits the short run may stop early. SparseSGD and SparseAdamW are here
+those of version 0.1.0 ([lab.md](../lab.md#tuning)). SVRG is dense: where it needs fewer queries than the sparse method,
+the anchor wins, not sparsity.
 """
 NAMES = {"sgd": "SGD", "momentum": "SGD, momentum", "adamw": "AdamW", "svrg": "SVRG", "spiderboost": "SpiderBoost",
          "sparse-spiderboost": "Algorithm 1", "sparse-svrg": "SparseSVRG", "sparse-sgd": "SparseSGD",
          "sparse-adamw": "SparseAdamW"}  # fmt: skip
-TITLES = {"cnn": "CNN", "fc": "FC", "resnet18": "ResNet-18", "mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN"}
-TASKS = {"image": "", "language": "LSTM on PTB", "logistic": "logistic regression", "ranking": "BPR, MovieLens"}
 AXES = QUERIES | {"seconds": "seconds of training, on a shared machine"}
 WIDE = 20.0  # losses that differ by more than this factor are drawn on a logarithmic axis
 CLOSE = 1e-5  # a second target where f* is known: methods whose noise does not vanish stay above it
@@ -56,7 +56,7 @@ def draw(results: Path, folder: Path) -> None:
         curves = [replace(c, label=NAMES.get(m, m)) for m in tuned.methods(record) for c in tuned.finals(record, m)]
         values = [row[metric] for c in curves for row in c.rows if row.get(metric, 0.0) > 0]
         log = bool(values) and max(values) > WIDE * min(values)
-        title = f"{_title(record)}: each method at its best of {_trials(record)} trials, {_seeds(record)} seeds"
+        title = f"{tuned.title_of(record)}: each method at its best of {_trials(record)} trials, {_seeds(record)} seeds"
         labels = list(dict.fromkeys([*NAMES.values(), *(c.label for c in curves)]))
         figure = panels(curves, AXES, metric, words(metric), title, log, labels)
         if figure is not None:
@@ -85,15 +85,6 @@ def _range(counts: Iterable[int]) -> str:
     return str(ends[0]) if len(ends) == 1 else f"{ends[0]} to {ends[-1]}"
 
 
-def _title(record: Record) -> str:
-    conditions = record["conditions"]
-    title = [TASKS.get(conditions["task"], conditions["task"])]
-    title += [TITLES.get(v, v) for v in conditions["options"].values() if isinstance(v, str)]
-    budget, length = conditions["budget"], f"to {record['final_budget']:g} N"
-    at = "" if budget == record["final_budget"] else f" (tuned at {budget:g} N)"
-    return f"{', '.join(word for word in title if word)}, {length}{at}"
-
-
 def _ratios(record: Record, unit: str) -> dict[str, float]:
     ratios = {m: record["methods"][m].get(f"{unit}_ratio") for m in tuned.methods(record)}
     return {m: r for m, r in ratios.items() if r is not None}
@@ -118,8 +109,20 @@ def _overview(tunings: Iterable[Record]) -> list[str]:
         cells = ["none gets there", "-", "-"]
         if sparse is not None:
             cells = [sparse, *(number(_ratios(record, unit)[sparse], 2) for unit in ("queries", "seconds"))]
-        rows.append([_title(record), target, plain, *cells, f"{_seeds(record)}{_so_far(record)}"])
-    head = ["task", "target", "best plain method", "best sparse method", "its queries", "its seconds", "seeds"]
+        dense = _ratios(record, "queries").get("svrg")
+        svrg = "not tuned" if "svrg" not in record["methods"] else "-" if dense is None else number(dense, 2)
+        rows.append(
+            [
+                tuned.title_of(record),
+                target,
+                plain,
+                *cells,
+                svrg,
+                _seeds(record) + (f" of {len(record['seeds'])}, so far" if _so_far(record) else ""),
+            ]
+        )
+    head = ["task", "target", "best plain method", "best sparse method", "its queries", "its seconds"]
+    head += ["SVRG's queries", "seeds"]
     return [markdown_table(head, rows)] if rows else []
 
 
@@ -130,13 +133,16 @@ def _section(name: str, record: Record) -> str:
     if "eval_samples" in conditions["options"]:
         budgets += f", evaluated on {conditions['options']['eval_samples']} samples"
     budgets += ", with autocast to bfloat16" if conditions.get("bf16") else ""
-    parts = [f"## {_title(record)}\n", f"{budgets} ([results/tune/{name}.json](../../results/tune/{name}.json)).\n"]
+    parts = [
+        f"## {tuned.title_of(record)}\n",
+        f"{budgets} ([results/tune/{name}.json](../../results/tune/{name}.json)).\n",
+    ]
     if record["target"] is not None:
         parts.append(f"Target: {metric} {number(record['target'], 4)}.\n")
     parts += [markdown_table(*tuned.table(record)), _conclusion(record)]
     parts += [_close(record)] if record["metric"] == "gap" else []
     if any(tuned.finals(record, m) for m in record["methods"]):
-        parts.append(f"![{_title(record)}: final runs, {metric} over queries](../../results/tune/{name}.png)\n")
+        parts.append(f"![{tuned.title_of(record)}: final runs, {metric} over queries](../../results/tune/{name}.png)\n")
     if edge := tuned.edges(record):
         parts.append(f"At the edge of the step sizes that were tried, so that more trials might help: {edge}.\n")
     return "\n".join(parts)

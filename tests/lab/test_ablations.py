@@ -48,11 +48,15 @@ def test_all_are_those_of_the_paper_and_ablations_have_their_own_files() -> None
 def test_what_is_published_is_what_reproduce_makes() -> None:
     """So `reproduce --collect results/paper` does not repeat it."""
     known, seeds = ablations("paper"), 3
-    reset = "reset-fc-*,reset-cnn-sparse-spiderboost-0.1-*"
+    reset, forms = (
+        "reset-fc-*,reset-cnn-*",
+        "forms-fc-*,forms-cnn-mnist-spiderboost-adaptive,forms-cnn-mnist-svrg,forms-cnn-svhn-sparse-spiderboost-adaptive",
+    )
     published = {
         "ablation-split": "",
         "ablation-reset": reset,
-        "ablation-lengths": "lengths-fc-*",
+        "ablation-lengths": "",
+        "ablation-forms": forms,
         "controls-figure3": "",
     }
     for name, only in published.items():

@@ -162,6 +162,7 @@ def test_pages_without_results_say_so(tmp_path: Path) -> None:
         "holds, tested",
         "holds in part, tested",
         "holds by the count",
+        "does not hold",
         "not so in its own experiments",
     }
     assert all(f"tune_{name}" not in made["reproduction/tuning.md"] for name in page_tuned.PLANNED)
@@ -282,11 +283,11 @@ def test_ratios_of_tuned_methods_come_from_their_curves(tmp_path: Path) -> None:
     beside = tuned_section(tmp_path / "d", {"sgd": [slow, slow], "svrg": [fast, fast], "sparse-svrg": [slow, slow]})
     assert "SGD needs 1.0 times the queries and SVRG needs 0.33 times the queries." in beside
     assert "| logistic regression, w8a, to 30 N (tuned at 10 N) | f - f* 0.001000 | sgd |" in made
-    assert "| sgd | sparse-svrg | 0.25 | 1.0 | 2 |" in made
+    assert "| sgd | sparse-svrg | 0.25 | 1.0 | not tuned | 2 |" in made
     lost = tuned_section(tmp_path / "c", {"sgd": [fast, fast], "sparse-svrg": [slow[:3], slow[:3]]})
     assert "**No sparse method reached the target**" in lost
     assert "edge" not in lost.split("## ")[1]
-    assert "| sgd | none gets there | - | - | 2 |" in lost
+    assert "| sgd | none gets there | - | - | not tuned | 2 |" in lost
     page_tuned.draw(tmp_path / "c", tmp_path)
     assert (tmp_path / "tune" / "tune_logistic_w8a.png").is_file()
 

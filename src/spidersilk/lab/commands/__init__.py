@@ -137,8 +137,8 @@ def tune_command(
 
 REPRODUCIBLE = (
     "table1, figure1, figure2, figure3, sparsity, or all of these; ablation-split (k1 : k2, from random-k to top-k), "
-    "ablation-reset (of M), ablation-lengths (fixed and geometric loops), controls-figure2, controls-figure3 (SGD with "
-    "the same steps); more with commas"
+    "ablation-reset (of M), ablation-lengths (fixed and geometric loops), ablation-forms (that figures lack), "
+    "controls-figure2, controls-figure3 (SGD with the same steps); more with commas"
 )
 
 

@@ -22,9 +22,11 @@ def ablations(scale: str) -> Experiments:
         "ablation-split": [_split(model, smoke) for model in MODELS],
         "ablation-reset": [_reset(model, smoke) for model in (*MODELS, *(() if smoke else ("resnet18",)))],
         "ablation-lengths": [_lengths(model, smoke) for model in MODELS],
+        "ablation-forms": [_forms(m, data, smoke) for data in ("mnist", "cifar10", "svhn")[: 1 if smoke else 3]
+                           for m in MODELS],
         "controls-figure2": [_controls("figure2", smoke)],
         "controls-figure3": [_controls("figure3", smoke)],
-    }
+    }  # fmt: skip
 
 
 def _image(model: str, smoke: bool) -> Values:
@@ -56,6 +58,20 @@ def _reset(model: str, smoke: bool) -> Part:
             settings = size if big else _image(model, smoke)
             configs.append(RunConfig("image", name, lr=lr, memory_reset=reset, **text, **settings))
     return Part(f"reset-{model}", f"M carried over or reset, {model.upper()} on {data}", configs, [])
+
+
+def _forms(model: str, data: str, smoke: bool) -> Part:
+    """What the figures lack: loops of an adaptive length for both methods, M reset at each anchor, and dense SVRG."""
+    auto: Values = {"inner_steps": "auto"}
+    forms = {"spiderboost-adaptive": auto, "sparse-spiderboost-adaptive": auto}
+    forms |= {"sparse-spiderboost-reset": {"memory_reset": True}} | ({"svrg": {}} if data == "mnist" else {})
+    common = _image(model, smoke)
+    common |= {} if data == "mnist" else {"options": {"model": model, "data": data}, "budget": 10.0, "eval_every": 0.5}
+    key, configs = f"forms-{model}-{data}", []
+    for form, settings in forms.items():
+        method = form.removesuffix("-adaptive").removesuffix("-reset")
+        configs.append(RunConfig("image", method, lr=0.1, name=f"{key}-{form}", label=form, **settings, **common))
+    return Part(key, f"Other forms, {model.upper()} on {data}", configs, [])
 
 
 def _lengths(model: str, smoke: bool) -> Part:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from spidersilk.lab.experiments.claims import Claim
 from spidersilk.lab.experiments.paper import EPOCHS, TABLE_1
-from spidersilk.lab.report.comparison import NONE, SHORT, WORDS
+from spidersilk.lab.report.comparison import NONE, WORDS, is_large
 from spidersilk.lab.report.evidence import LOSS, SLACK, Group, number
 from spidersilk.lab.report.judging import NO, NOT_RUN, YES, Material, Rule, Verdict
 from spidersilk.lab.tasks.models import MODELS
@@ -21,7 +21,8 @@ from spidersilk.lab.tasks.models import MODELS
 NAMES = {"fc": "FC", "cnn": "CNN", "resnet18": "ResNet-18"}
 HARDLY = 0.8  # of the loss before training
 BIT = 1.0  # the text of the paper rounds entropies to whole bits ("approximately 3")
-Judge = Callable[[list[Group]], tuple[list[Group], str]]  # the groups for which the sentence holds, and the numbers
+# The groups for which the sentence holds, the numbers, and groups that cannot be judged.
+Judge = Callable[[list[Group]], tuple[list[Group], str] | tuple[list[Group], str, list[Group]]]
 
 
 def model_and_data(group: Group) -> tuple[str, str]:
@@ -57,21 +58,22 @@ def _table1(judge: Judge, model: str = "", whole: bool = True, several: bool = F
             groups = [g for g in groups if models.count(model_and_data(g)[0]) > 1]
         if not groups:
             return [Verdict(claim.text, NOT_RUN, "no runs of table1")]
-        judged = [g for g in groups if len(g.curves) > 1 or (whole and g.curves[0].rows[-1]["seconds"] >= SHORT)]
-        every, why = judge(groups)
+        every, why, *unknown = judge(groups)
+        groups = [g for g in groups if all(g is not u for each in unknown for u in each)]
+        judged = [g for g in groups if len(g.curves) > 1 or is_large(*g.curves)]
         holds = [g for g in judged if any(g is h for h in every)]
         many = sorted({len(g.curves) for g in judged})
-        few = f"{many[0]} to {many[-1]} seeds: " if len(many) > 1 else WORDS.get(many[0], "") if many else ""
+        few = "" if not many or many[0] > 2 else f"{many[0]} to {many[-1]} seeds: " if len(many) > 1 else WORDS[many[0]]
         if not judged or (some and every and not holds):
             word = f"{NONE}: one seed"
         elif some and holds:
-            word = f"{few}{YES}, by {len(holds)} of {len(judged)}"
+            word = f"{few}{YES} with {len(holds)} of {len(judged)}"
         elif len(holds) == len(judged):
             word = few + YES
         else:
             word = few + (f"{YES} in {len(holds)} of {len(judged)}" if holds else NO)
         left = [named(g) for g in groups if all(g is not j for j in judged)]
-        why += f"; one seed of a short run, so no verdict: {'; '.join(left)}" if left else ""
+        why += f"; one seed of a small network, so no verdict: {'; '.join(left)}" if left else ""
         seeds = f"{many[0]} seed{'s' if many[0] > 1 else ''}" if len(many) == 1 else ""  # the word has them
         return [Verdict(claim.text, word, why, [g.name for g in groups], "Table 1", "", seeds)]
 
@@ -130,9 +132,10 @@ def _almost_maximal(groups: list[Group]) -> tuple[list[Group], str]:
 
 
 def _falls(groups: list[Group]) -> tuple[list[Group], str]:
+    """While the model trains."""
     changes = {g.name: entropies(g)[1] - entropies(g)[0] for g in groups}
     told = "; ".join(f"{named(g)} {changes[g.name]:+.2f} bits{_ended(g)}" for g in groups)
-    return [g for g in groups if changes[g.name] < -BIT and not g.broken], told
+    return [g for g in groups if changes[g.name] < -BIT and not _ended(g)], told
 
 
 def _stays(groups: list[Group]) -> tuple[list[Group], str]:
@@ -157,18 +160,20 @@ def _steady(groups: list[Group]) -> tuple[list[Group], str]:
     return steady, f"{told} (printed: {', '.join(f'{x:+.2f}' for x in printed)})"
 
 
-def _by_model(groups: list[Group]) -> tuple[list[Group], str]:
+def _by_model(groups: list[Group]) -> tuple[list[Group], str, list[Group]]:
     """Differences between data sets no larger than those of the printed values; of runs that trained."""
     printed = max(_spread({g: after for g, (_, after) in TABLE_1.items()}, m) for m in ("fc", "cnn", "resnet18"))
     alive = {model_and_data(g): entropies(g)[1] for g in groups if not g.broken}
-    told, fine = [], []
+    told, fine, unknown = [], [], [g for g in groups if g.broken]
     for model in dict.fromkeys(model_and_data(g)[0] for g in groups):
         if sum(m == model for m, _ in alive) > 1:
             told.append(f"{NAMES[model]} differs by {_spread(alive, model):.2f} bits between data sets")
-            fine += [g for g in groups if model_and_data(g)[0] == model and _spread(alive, model) <= printed]
+            fine += [g for g in groups if model_and_data(g) in alive and model_and_data(g)[0] == model
+                     and _spread(alive, model) <= printed]  # fmt: skip
         else:
             told.append(f"{NAMES[model]} is left with fewer than two data sets, the others collapsed")
-    return fine, f"{'; '.join(told)} (printed: at most {printed:.2f})"
+            unknown += [g for g in groups if model_and_data(g)[0] == model]
+    return fine, f"{'; '.join(told)} (printed: at most {printed:.2f})", unknown
 
 
 def _spread(values: dict[tuple[str, str], float], model: str) -> float:
@@ -176,7 +181,22 @@ def _spread(values: dict[tuple[str, str], float], model: str) -> float:
     return max(of_model) - min(of_model)
 
 
+def _of_the_dead(claim: Claim, material: Material) -> list[Verdict]:
+    """What the paper prints for the CNN beside benchmarks/entropy.py's networks without a live unit."""
+    dead = {
+        r["data"]: r["mean"]
+        for r in material.facts.get("benchmarks/entropy", {}).get("dead", [])
+        if r["model"] == "cnn"
+    }
+    printed = {data: after for (model, data), (_, after) in TABLE_1.items() if model == "cnn"}
+    word = YES if min(printed.values()) > math.log2(10) else "does not follow: a dead network has as little"
+    why = f"printed {', '.join(f'{x:.2f}' for x in printed.values())}; CNNs without a live unit have "
+    why += ", ".join(f"{x:.2f} ({data.partition(',')[0]})" for data, x in dead.items())
+    return [Verdict(claim.text, word if dead else NOT_RUN, why, ["results/benchmarks/entropy.json"])]
+
+
 RULES: dict[str, Rule] = {
+    "entropy of the dead": _of_the_dead,
     "entropy before": _table1(_near(0), whole=False),
     "entropy after": _table1(_near(1)),
     "entropy almost maximal": _table1(_almost_maximal, whole=False),

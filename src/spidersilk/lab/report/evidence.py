@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from spidersilk.lab.experiments.claims import of_part
 from spidersilk.lab.experiments.paper import LABELS, Part
 from spidersilk.lab.experiments.plan import name_without_seed
 from spidersilk.lab.run.config import RunConfig, from_dict
-from spidersilk.lab.run.curve import BROKEN, Curve, median_cost
+from spidersilk.lab.run.curve import BROKEN, Curve
 from spidersilk.lab.run.folder import LOCAL
 
 LOSS = "train_loss"
@@ -38,34 +37,19 @@ class Group:
         """Whether at least one seed diverged or collapsed."""
         return any(c.status in BROKEN for c in self.curves)
 
-    @property
-    def reach(self) -> float:
-        """Queries over N that every seed reached."""
-        return min((c.rows[-1]["queries"] for c in self.curves), default=0.0)
-
-    def reached(self, count: float) -> bool:
-        return self.reach >= count * (1 - SLACK)
-
     def breakdown(self) -> str:
         """Where it diverged, or by when it had collapsed, in words."""
         only_seed_0, words = [c.config.get("seed", 0) for c in self.curves] == [0], []
         for status in BROKEN:
-            ends = [c.rows[-1]["queries"] for c in self.curves if c.status == status]
+            ends = sorted(c.rows[-1]["queries"] for c in self.curves if c.status == status)
             if ends:
-                where = f"at {min(ends):.2g} N" if status == "diverged" else f"by {max(ends):.3g} N"
-                seeds = "" if only_seed_0 else f" ({len(ends)} of {len(self.curves)} seeds)"
-                words.append(f"{status} {where}{seeds}")
+                span = " to ".join(dict.fromkeys(f"{end:.2g}" for end in (ends[0], ends[-1])))
+                where = f"at {span} N" if status == "diverged" else f"by {ends[-1]:.3g} N"
+                words.append(f"{status} {where}" + ("" if only_seed_0 else f" ({of_seeds(len(ends), self.curves)})"))
         return ", ".join(words)
 
     def end(self, key: str) -> float | None:
         return self.median(lambda c: c.last(key))
-
-    def lowest(self, key: str) -> float | None:
-        return self.median(lambda c: c.lowest(key))
-
-    def cost(self, target: float, key: str) -> float | None:
-        """The median over seeds of queries over N to the target; None if half of them never get there."""
-        return median_cost(self.curves, key, target)
 
     def median(self, value: Callable[[Curve], float | None]) -> float | None:
         """Over seeds; None if one has no such value."""
@@ -83,10 +67,10 @@ class Chapter:
     groups: list[Group]
 
     def find(self, method: str) -> Group:
-        """The runs of a method as the paper has it; without curves if there are none."""
+        """The runs of a method as the paper has it, or of this name; without curves if there are none."""
         name = f"{self.part.key}-{method}"
         absent = Group(replace(self.groups[0].config, name=name, label=LABELS.get(method, method)))
-        return next((g for g in self.groups if g.name == name), absent)
+        return next((g for g in self.groups if g.name in (name, method)), absent)
 
     @property
     def dense(self) -> Group:
@@ -122,18 +106,10 @@ def groups_of(curves: Iterable[Curve]) -> list[Group]:
     return list(groups.values())
 
 
-def chapter_of(key: str, title: str, curves: Mapping[str, Curve], length: float = math.inf) -> Chapter:
-    """Runs that no experiment has planned, as a part of their own; the names of all begin with `key`."""
-    groups = groups_of(curve for name, curve in curves.items() if name.startswith(f"{key}-") and curve.rows)
-    for group in (g for g in groups if not g.config.label):
-        group.config = replace(group.config, label=LABELS.get(group.config.optimizer, group.config.optimizer))
-    part = Part(key, title, [g.config for g in groups], of_part(key), length=length)
-    return Chapter(key, part, groups)
-
-
-def density(config: RunConfig) -> float:
-    """k/d of a config; the default of the optimizers is 10 %."""
-    return 0.1 if config.k1 is None and config.k2 is None else float(config.k1 or 0) + float(config.k2 or 0)
+def of_seeds(many: int, curves: Sequence[Curve]) -> str:
+    """ "2 of 3 seeds"; "runs" where a seed ran on several machines."""
+    runs = len({c.config.get("seed", 0) for c in curves}) < len(curves)
+    return f"{many} of {len(curves)} {'run' if runs else 'seed'}{'s' if len(curves) > 1 else ''}"
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -1,7 +1,8 @@
 """What a rule works with: the material, the forms of a method, and the verdict that comes out.
 
 Every form of a method counts as the method: runs of its optimizer at the same step size, batches, k1 and k2, whatever
-the lengths of its loops and the handling of its memory are. Each side enters with its best form, which is named.
+the lengths of its loops and the handling of its memory are. Each side enters with its best form, which is named. Forms
+of ours are kept apart: what they alone do is no reproduction.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from spidersilk.lab.experiments.tuning import Record
 from spidersilk.lab.report.comparison import FEWER, LEVEL, MORE, SEEDS, Comparison, compare
 from spidersilk.lab.report.evidence import Chapter, Group
 
+RESCUE, SVRG = "sparse-svrg", "svrg"  # ours, named where it does what Algorithm 1 does not; and what it rests on
+ADAPTIVE = "adaptive anchors"
 YES, NO, SIZE, NOT_RUN = "reproduced", "not reproduced", "reproduced in direction, by more than slightly", "not run"
 
 
@@ -55,7 +58,7 @@ Rule = Callable[[Claim, Material], list[Verdict]]
 
 
 def forms(chapter: Chapter, method: str) -> list[Group]:
-    """The runs of a method, as printed first, then those that differ in what the paper leaves open."""
+    """The runs of a method, as printed first, then those that differ in what the paper leaves open, and ours."""
     printed = chapter.find(method)
     others = [g for g in chapter.present if g.name != printed.name and _settings(g) == _settings(printed)]
     if all(g is not printed for g in chapter.groups):
@@ -69,29 +72,52 @@ def _settings(group: Group) -> list[Any]:
     return [*(getattr(config, key) for key in keys), *(0.05 if k is None else k for k in (config.k1, config.k2))]
 
 
-def best(chapter: Chapter, ours: str, theirs: str, length: float = math.inf) -> list[Comparison]:
-    """Of the best forms of both; at the paper's length, and where more seeds got if there is such a place."""
-    found = []
-    for mine in forms(chapter, ours):
-        beside = [compare(mine, other, min(length, chapter.part.length)) for other in forms(chapter, theirs)]
-        found += [min((c for c in beside if c), key=lambda c: place(c[0], MORE))] if any(beside) else []
-    first = min(found, key=lambda c: place(c[0]), default=[])
-    printed = found[0] if found and found[0][0].ours.name == chapter.find(ours).name else first
-    if first and place(printed[0])[:2] == place(first[0])[:2] and printed[0].median <= LEVEL * first[0].median:
-        return printed  # no form is clearly better than it
+def own(group: Group) -> str:
+    """What of a run is ours and not the paper's: a method, or a form of one."""
+    if group.config.optimizer.startswith(RESCUE):
+        return group.config.optimizer.replace(RESCUE, "SparseSVRG").replace("G-", "G, ")
+    return ADAPTIVE if group.config.inner_steps == "auto" else ""
+
+
+def said(word: str, found: Comparison) -> str:
+    """The word for a sentence of the paper; one that rests on a form of ours is not that the sentence is reproduced."""
+    return found.word(f"only with {own(found.ours)}, ours" if own(found.ours) and word in (YES, SIZE) else word)
+
+
+def best(chapter: Chapter, ours: str, theirs: str, free: bool = False) -> list[Comparison]:
+    """Of the best forms of both; at the paper's length, and where more seeds got if there is such a place. Forms of
+    ours enter if `free`, or where the method as printed is ours."""
+    every = free or bool(own(chapter.find(ours)))
+    return _choose([beside(chapter, g, theirs, free) for g in forms(chapter, ours) if every or not own(g)], FEWER)
+
+
+def beside(chapter: Chapter, form: Group, theirs: str, free: bool = False) -> list[Comparison]:
+    """A form beside the best form of a method."""
+    every = free or bool(own(chapter.find(theirs)))
+    rivals = [g for g in forms(chapter, theirs) if every or not own(g)]
+    return _choose([compare(form, rival, chapter.part.length) for rival in rivals], MORE)
+
+
+def _choose(found: list[list[Comparison]], win: str) -> list[Comparison]:
+    """The best for one side; the first, which is as printed, unless another one is clearly better."""
+    there = [f for f in found if f]
+    first = min(there, key=lambda f: place(f[0], win), default=[])
+    if first and found[0] and place(found[0][0], win)[:2] == place(first[0], win)[:2]:
+        ratios = sorted((found[0][0].middle, first[0].middle))
+        return found[0] if ratios[1] <= LEVEL * ratios[0] or ratios[0] == ratios[1] else first
     return first
 
 
 def place(found: Comparison, win: str = FEWER) -> tuple[int, int, float]:
     """Clear wins over enough seeds first, then clear wins; then by seeds and queries. MORE: wins of the other side."""
-    many, wins = min(len(found.ratios), SEEDS), found.side == win
-    middle = math.inf if math.isnan(found.median) else found.median if win == FEWER else -found.median
+    many, wins = min(len({pair.seed for pair in found.judged}), SEEDS), found.side == win
+    middle = math.inf if math.isnan(found.middle) else found.middle if win == FEWER else -found.middle
     return 0 if wins and many == SEEDS else 1 if wins else 2, -many, middle
 
 
 def verdict_on(claim: str, word: str, found: Comparison, part: str, runs: list[str], more: str = "") -> Verdict:
-    who = f"{found.ours.label} beside {found.theirs.label}"
-    why = "; ".join(filter(None, (who, found.failures(), more)))
+    who = f"{found.ours.label} beside {found.theirs.label} {found.target()}".strip()
+    why = "; ".join(filter(None, (who, found.notes(), more)))
     return Verdict(claim, word, why, runs, part, found.ratio(), found.seeds())
 
 

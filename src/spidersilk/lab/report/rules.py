@@ -4,75 +4,138 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
-from spidersilk.lab.experiments.claims import FIGURES, Claim
+from spidersilk.lab.experiments.claims import ALGORITHM_1, FIGURES, Claim
 from spidersilk.lab.experiments.grid import PLAIN
 from spidersilk.lab.experiments.paper import LABELS
 from spidersilk.lab.experiments.tuning import Record
-from spidersilk.lab.report.comparison import CLEARLY, FEWER, LEVEL, MORE, NONE, SAME, WORDS, Comparison, compare
-from spidersilk.lab.report.evidence import Group, number
+from spidersilk.lab.report.comparison import (
+    BOTH,
+    CLEARLY,
+    FEWER,
+    LEVEL,
+    LOST,
+    MORE,
+    NONE,
+    SAME,
+    WON,
+    WORDS,
+    Comparison,
+    compare,
+    cut,
+    is_large,
+)  # fmt: skip
+from spidersilk.lab.report.evidence import LOSS, Chapter, Group, number
 from spidersilk.lab.report.judging import (
+    ADAPTIVE,
     NO,
     NOT_RUN,
+    RESCUE,
     SIZE,
+    SVRG,
     YES,
     Material,
     Rule,
     Verdict,
+    beside,
     best,
     forms,
     missing,
+    own,
     place,
+    said,
     verdict_on,
 )  # fmt: skip
-from spidersilk.lab.report.tuned import finals
+from spidersilk.lab.report.tuned import finals, title_of
 from spidersilk.lab.run.config import RunConfig
 
-RESCUE = "sparse-svrg"  # ours: named where it does what Algorithm 1 does not
-UNBIASED = {"sparse-spiderboost": "Algorithm 1", "sparse-svrg": "SparseSVRG"}
-SELECTED = {"sparse-svrg-selected": "SparseSVRG, selected"}  # does not rescale, so its random part undoes no bias
 FEW = 5.0  # epochs, of "the first few"
+Word = Callable[[Comparison], str]
 
 
-def _each_part(word_of: Callable[[Comparison], str], rescue: bool = False, length: float = math.inf) -> Rule:
-    """A rule on the best forms of two methods in each part; `rescue`: if Algorithm 1 has no clear win, whether
-    SparseSVRG has one."""
+def _over_parts(judge: Callable[[Claim, Chapter], list[Verdict]]) -> Rule:
+    """A rule that judges part by part; it gives nothing for a part without the runs that it needs."""
 
     def rule(claim: Claim, material: Material) -> list[Verdict]:
         made = []
         for key in claim.parts:
             chapter = material.chapters.get(key)
-            found = best(chapter, claim.ours, claim.theirs, length) if chapter is not None else []
-            if chapter is None or not found:
-                made.append(missing(claim, chapter, key))
-                continue
-            for comparison in found:
-                word, more, runs = word_of(comparison), "", [comparison.theirs.name, comparison.ours.name]
-                printed = chapter.find(claim.ours)
-                if comparison.ours.name != printed.name:
-                    word += f" with {comparison.ours.label.partition(', ')[2]}" if word in (YES, SIZE) else ""
-                    alone = compare(printed, comparison.theirs, min(length, chapter.part.length))
-                    more = f"as printed {alone[0].ratio()}, {alone[0].seeds()}" if alone else "as printed not run"
-                saved = best(chapter, RESCUE, claim.theirs, length) if rescue and claim.ours != RESCUE else []
-                if comparison.side != FEWER and saved and saved[0].side == FEWER:
-                    word = f"only with {chapter.find(RESCUE).label}"
-                    more = "; ".join(
-                        filter(
-                            None,
-                            (
-                                more,
-                                f"{saved[0].ours.label} {saved[0].ratio()}, {saved[0].seeds()}",
-                                saved[0].failures(),
-                            ),
-                        )
-                    )
-                    runs.append(saved[0].ours.name)
-                made.append(verdict_on(claim.text, comparison.word(word), comparison, chapter.part.title, runs, more))
+            made += (judge(claim, chapter) if chapter is not None else []) or [missing(claim, chapter, key)]
         return made
 
     return rule
+
+
+def _best_forms(word_of: Word) -> Rule:
+    """A rule on the best forms of two methods in each part. Where no form of the paper's Algorithm 1 does what it says,
+    ours may: they are told with what dense SVRG does."""
+
+    def judge(claim: Claim, chapter: Chapter) -> list[Verdict]:
+        found, printed, length = best(chapter, claim.ours, claim.theirs), chapter.find(claim.ours), chapter.part.length
+        if not found:
+            return []
+        more, saved, runs = _twins(chapter, claim, found[-1]), "", []
+        if found[0].ours.name != printed.name:
+            alone = compare(printed, found[0].theirs, length)
+            more += [f"as printed {alone[0].ratio()}, {alone[0].seeds()}" if alone else "as printed not run"]
+        if claim.ours == ALGORITHM_1 and word_of(found[-1]) not in (YES, SIZE):
+            saved, told, runs = _rescued(chapter, claim, word_of)
+            more += told
+        made = []
+        for comparison in found:
+            word = said(word_of(comparison), comparison)
+            if comparison.ours.name != printed.name and word.endswith(YES):
+                word += f" with {comparison.ours.label.partition(', ')[2]}"
+            names = [comparison.theirs.name, comparison.ours.name, *runs]
+            made.append(verdict_on(claim.text, saved or word, comparison, chapter.part.title, names, "; ".join(more)))
+        return made
+
+    return _over_parts(judge)
+
+
+def _twins(chapter: Chapter, claim: Claim, found: Comparison) -> list[str]:
+    """What tells how much of a result of Algorithm 1 is its own: SparseSVRG that takes the same steps, and controls."""
+    if claim.ours != ALGORITHM_1:
+        return []
+    pairs = [(p.ours.lowest(LOSS), p.theirs.lowest(LOSS)) for each in compare(found.ours, chapter.find(RESCUE))[-1:]
+             for p in each.pairs if p.outcome != BOTH]  # fmt: skip
+    same = pairs and all(a and b and math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
+    beside = [f"beside {f.theirs.label} {f.ratio()}, {f.seeds()}" for f in _beside_controls(chapter, found.ours)]
+    return (["SparseSVRG ends at the same losses, to three digits"] if same else []) + beside
+
+
+def _beside_controls(chapter: Chapter, group: Group) -> list[Comparison]:
+    """A run beside each plain method that was run for comparison, and is not among the planned runs."""
+    planned = [config.name for config in chapter.part.configs]
+    controls = [g for g in chapter.present if g.config.optimizer in PLAIN and g.name not in planned]
+    return [found for control in controls for found in compare(group, control, chapter.part.length)]
+
+
+def _rescued(chapter: Chapter, claim: Claim, word_of: Word) -> tuple[str, list[str], list[str]]:
+    """The word, if a form of ours or SparseSVRG does what Algorithm 1 does not; the numbers of both; and their runs."""
+    found = [beside(chapter, g, claim.theirs, free=True) for g in forms(chapter, claim.ours) if own(g)]
+    tried = [f[-1] for f in (*found, best(chapter, RESCUE, claim.theirs, free=True)) if f]
+    told, dense = [], chapter.find(SVRG)
+    for f in tried:
+        told += filter(
+            None, (f"{f.ours.label} beside {f.theirs.label} {f.ratio()}, {f.seeds()}, {f.target()}", f.notes())
+        )
+        if own(f.ours) == ADAPTIVE and not any(own(g) for g in forms(chapter, claim.theirs)):
+            told.append(f"{f.theirs.label} has no such run")
+    fine = sorted((f for f in tried if word_of(f) in (YES, SIZE)), key=place)
+    word = f"{fine[0].few}only with {' or '.join(own(f.ours) for f in fine)}, ours" if fine else ""
+    runs = [f.ours.name for f in fine]
+    for f in (f for f in fine if f.ours.config.optimizer.startswith(RESCUE)):
+        pair = [compare(*two, chapter.part.length)[-1:] for two in ((dense, f.theirs), (f.ours, dense))]
+        told += [f"dense SVRG beside {f.theirs.label} {x.ratio()}, {x.seeds()}" for x in pair[0]]
+        told += [f"{f.ours.label} beside dense SVRG {x.ratio()}, {x.seeds()}" for x in pair[1]]
+        told += [] if pair[0] else ["dense SVRG not run"]
+        if pair[0] and word_of(pair[0][0]) in (YES, SIZE) and pair[1][0].side != FEWER:
+            word += ", or with dense SVRG"
+    return word, told, runs
 
 
 def _better(found: Comparison) -> str:
@@ -80,179 +143,125 @@ def _better(found: Comparison) -> str:
 
 
 def _slightly_better(found: Comparison) -> str:
-    return SIZE if found.side == FEWER and found.median < 1 / CLEARLY else _better(found)
+    return SIZE if found.side == FEWER and found.middle < 1 / CLEARLY else _better(found)
 
 
 def _slightly_worse(found: Comparison) -> str:
     if found.side == MORE:
-        return YES if found.median <= CLEARLY else SIZE
+        return YES if found.middle <= CLEARLY else SIZE
     return {FEWER: NO, SAME: SAME}.get(found.side, NONE)
 
 
 def _no_worse(found: Comparison) -> str:
-    return {FEWER: YES, SAME: YES, MORE: NO}.get(found.side, NONE)
+    """Nearly every seed: where they disagree there is no clear difference."""
+    return YES if found.side == FEWER or found.within(0, LEVEL) else _better(found)
 
 
-def _within_the_factor(found: Comparison) -> str:
-    """Theorem 1's, sqrt(b (k1 + k2) / k2)."""
-    config = found.ours.config.completed()
-    k1, k2 = (0.05 if k is None else k for k in (config.k1, config.k2))
-    factor = math.sqrt((config.batch_size or 1) * (k1 + k2) / k2)
-    within, many = sum(ratio <= factor for ratio in found.ratios), len(found.ratios)
-    return YES if within == many else f"{YES} in {within} of {many} seeds" if within else NO
+def _the_same(found: Comparison) -> str:
+    return YES if found.within(1 / LEVEL, LEVEL) else {FEWER: NO, MORE: NO}.get(found.side, SAME)
 
 
-def _early(claim: Claim, material: Material) -> list[Verdict]:
+def _early(claim: Claim, chapter: Chapter) -> list[Verdict]:
     """Whether the gain in the first FEW epochs is larger than over the whole run, seed by seed."""
-    made = []
-    for key in claim.parts:
-        chapter = material.chapters.get(key)
-        groups = [chapter.find(m) for m in (claim.ours, claim.theirs)] if chapter is not None else []
-        if chapter is None or not all(g.curves for g in groups):
-            made.append(missing(claim, chapter, key))
-            continue
-        whole, first = (compare(groups[0], groups[1], length)[0] for length in (chapter.part.length, FEW))
-        pairs = zip(first.ratios, whole.ratios, strict=False)
-        later = replace(whole, ratios=tuple(a / b if b else math.nan for a, b in pairs))
-        word = {FEWER: YES, SAME: SAME, MORE: NO}.get(later.side, NONE)
-        more = f"queries beside SGD's: {first.ratio()} to {FEW:g} N, {whole.ratio()} to {whole.length:.3g} N"
-        made.append(verdict_on(claim.text, later.word(word), later, chapter.part.title, [g.name for g in groups], more))
-    return made
+    ours, theirs = groups = [chapter.find(m) for m in (claim.ours, claim.theirs)]
+    if not all(g.curves for g in groups):
+        return []
+    whole, first = (compare(ours, theirs, length)[0] for length in (chapter.part.length, FEW))
+    pairs = []
+    for early, late in zip(first.pairs, whole.pairs, strict=False):
+        ratio = early.ratio / late.ratio if late.ratio else math.nan
+        pairs.append(early._replace(ratio=ratio, outcome=BOTH if math.isnan(ratio) else WON if ratio < 1 else LOST))
+    later = replace(whole, pairs=tuple(pairs))
+    more = f"queries beside SGD's: {first.ratio()} to {FEW:g} N, {whole.ratio()} to {whole.length:.3g} N"
+    names = [g.name for g in groups]
+    return [verdict_on(claim.text, later.word(_better(later)), later, chapter.part.title, names, more)]
 
 
 def _converged(claim: Claim, material: Material) -> list[Verdict]:
     """Whether the lowest loss by the end of what the paper shows is within LEVEL of the lowest of longer runs."""
     chapter = material.chapters.get(claim.parts[0])
-    made = []
     for group in [forms(chapter, m)[0] for m in (claim.ours, claim.theirs)] if chapter is not None else []:
         assert chapter is not None
-        longer = [c for c in group.curves if c.rows[-1]["queries"] > 2 * chapter.part.length and c.status != "diverged"]
-        for curve in longer:
-            part = Group(group.config, [curve])
-            found = compare(part, part)[0]
-            early = [r["train_loss"] for r in curve.rows if r["queries"] <= chapter.part.length and "train_loss" in r]
-            low = curve.lowest("train_loss")
-            why = f"{group.label}: loss {number(min(early))} by {chapter.part.length:g} N, "
-            why += f"{number(low)} by {found.length:.3g} N"
-            word = YES if low is not None and min(early) <= LEVEL * low else NO
-            word = found.word(word) if len(longer) == 1 else word
-            made.append(Verdict(claim.text, word, why, [group.name], chapter.part.title, "", found.seeds()))
-    return made[:1] or [Verdict(claim.text, NOT_RUN, "runs beyond what the paper shows", [], "")]
+        end = chapter.part.length
+        longer = [c for c in group.curves if c.rows[-1]["queries"] > 2 * end and c.status != "diverged"]
+        lows = [[x for c in longer if (x := cut(c, to).lowest(LOSS)) is not None] for to in (end, math.inf)]
+        if longer:
+            early, late = (statistics.median(low) for low in lows)
+            most = max(c.rows[-1]["queries"] for c in longer)
+            why = f"{group.label}: loss {number(early)} by {end:g} N, {number(late)} by {most:.3g} N"
+            word = WORDS.get(len(longer), "") + (YES if early <= LEVEL * late else NO)
+            word = f"{NONE}: one seed" if len(longer) == 1 and not is_large(*longer) else word
+            return [Verdict(claim.text, word, why, [group.name], chapter.part.title)]
+    return [Verdict(claim.text, NOT_RUN, "runs beyond what the paper shows", [], "")]
 
 
 def _smaller_gain(claim: Claim, material: Material) -> list[Verdict]:
-    found = [best(c, claim.ours, claim.theirs)[:1] for key in claim.parts if (c := material.chapters.get(key))]
+    """Of the paper's forms; with ours in what is told."""
+    chapters = [c for key in claim.parts if (c := material.chapters.get(key))]
+    found = [best(c, claim.ours, claim.theirs)[-1:] for c in chapters]
     if len(found) < 2 or not all(found):
         return [Verdict(claim.text, NOT_RUN, f"runs of both {' and '.join(claim.parts)}")]
-    here, there = found[0][0], found[1][0]
-    word = SAME if here.median == there.median else YES if here.median > there.median * LEVEL else NO
-    few = min(len(f.ratios) for f in (here, there))
-    why = f"{here.ours.label} needs {here.ratio()} of SpiderBoost's queries on ResNet-18, {there.ratio()} on MNIST"
-    runs = [here.ours.name, there.ours.name]
-    return [Verdict(claim.text, WORDS.get(few, "") + word, why, runs, "", "", here.seeds())]
+    here, there = (each[0] for each in found)
+    word = YES if here.middle > LEVEL * there.middle else NO if here.middle * LEVEL < there.middle else SAME
+    if math.isinf(here.middle) and math.isinf(there.middle):
+        word = f"{NONE}: Algorithm 1 fails on both"
+    told = []
+    for free, chapter in itertools.product((False, True), chapters):
+        where, each = chapter.part.title.partition(": ")[2], best(chapter, claim.ours, claim.theirs, free=free)[-1:]
+        told += [f"{f.ours.label} {f.ratio()}, {f.seeds()} on {where}" for f in each]
+    why = f"queries beside SpiderBoost's: {'; '.join(dict.fromkeys(told))}"
+    few = "" if word.startswith(NONE) else min((here.few, there.few), key=lambda w: [*WORDS.values(), ""].index(w))
+    return [Verdict(claim.text, few + word, why, [here.ours.name, there.ours.name])]
 
 
-def _range(claim: Claim, material: Material) -> list[Verdict]:
-    """At which densities Algorithm 1 is no worse than with all coordinates."""
-    made = []
-    for key in claim.parts:
-        chapter = material.chapters.get(key)
-        printed = [] if chapter is None else [g for g in chapter.present if g.config.optimizer == claim.ours]
-        dense = None if chapter is None else chapter.dense
-        found = [compare(g, dense, chapter.part.length) for g in printed if dense and chapter and g.name != dense.name]
-        if chapter is None or dense is None or not any(found):
-            absent = replace(claim, ours="sparse-spiderboost-0.1", theirs="sparse-spiderboost-1")
-            made.append(missing(absent, chapter, key))
-            continue
-        judged = [f[0] for f in found if f]
-        fine = [f for f in judged if f.side in (FEWER, SAME)]
-        few = min(len(f.ratios) for f in judged)
-        each = [f"{f.ours.label.removeprefix('Algorithm 1, ')} {f.ratio()}" for f in judged]
-        some = f"{YES} at {len(fine)} of {len(judged)} densities"
-        word = WORDS.get(few, "") + (YES if len(fine) == len(judged) else some if fine else NO)
-        runs = [dense.name, *(f.ours.name for f in judged)]
-        why = f"queries beside all coordinates: {', '.join(each)}"
-        made.append(Verdict(claim.text, word, why, runs, chapter.part.title, "", judged[0].seeds()))
-    return made
+def _named(word_of: Word) -> Rule:
+    """Runs of the same part by name: `ours` and `theirs` of the claim are lists with commas."""
+
+    def judge(claim: Claim, chapter: Chapter) -> list[Verdict]:
+        made, key = [], chapter.part.key
+        for ours, theirs in zip(claim.ours.split(","), claim.theirs.split(","), strict=True):
+            found = compare(chapter.find(ours), chapter.find(theirs))
+            made += [] if found else [missing(replace(claim, ours=ours, theirs=theirs), chapter, key)]
+            for f in found[:1]:
+                title = f"{chapter.part.title}: {f.ours.label}"
+                made.append(verdict_on(claim.text, said(word_of(f), f), f, title, [f"{key}-{ours}", f"{key}-{theirs}"]))
+        return made
+
+    return _over_parts(judge)
 
 
 def _controls(claim: Claim, material: Material) -> list[Verdict]:
-    """Algorithm 1 beside each plain method that was run for comparison, and is not among the planned runs."""
+    """Algorithm 1 beside the controls."""
     made = []
     for chapter in (material.chapters[key] for key in claim.parts if key in material.chapters):
-        planned = [config.name for config in chapter.part.configs]
-        for control in chapter.present:
-            if control.config.optimizer not in PLAIN or control.name in planned:
-                continue
-            beside = [compare(form, control, chapter.part.length) for form in forms(chapter, claim.ours)]
-            found = min((f for f in beside if f), key=lambda f: place(f[0]), default=[])
-            runs = [control.name, *(f.ours.name for f in found[:1])]
-            made += [verdict_on(claim.text, f.word(_better(f)), f, chapter.part.title, runs) for f in found]
+        for found in _beside_controls(chapter, chapter.find(claim.ours)):
+            runs, title = [found.theirs.name, found.ours.name], f"{chapter.part.title}: {found.theirs.label}"
+            made.append(verdict_on(claim.text, said(_better(found), found), found, title, runs))
     return made or [Verdict(claim.text, NOT_RUN, f"missing: {claim.note}")]
 
 
-def _tuned(word_of: Callable[[Comparison], str]) -> Rule:
+def _tuned(word_of: Word) -> Rule:
     """A rule on the final runs of `spidersilk tune`, wherever both methods have them."""
 
     def rule(claim: Claim, material: Material) -> list[Verdict]:
         made = []
         for name, record in material.tunings.items():
             ours, theirs = (tuned_group(record, method) for method in (claim.ours, claim.theirs))
-            found = compare(ours, theirs, key=record["metric"]) if ours.curves and theirs.curves else []
-            made += [
-                verdict_on(claim.text, f.word(word_of(f)), f, _task(name), [f"results/tune/{name}.json"]) for f in found
-            ]
+            for found in compare(ours, theirs, key=record["metric"]) if ours.curves and theirs.curves else []:
+                words, file = said(word_of(found), found), f"results/tune/{name}.json"
+                verdict = verdict_on(claim.text, words, found, title_of(record), [file])
+                made.append(replace(verdict, beyond=record["conditions"]["task"] == "logistic"))
         return made or [Verdict(claim.text, NOT_RUN, "missing: tunings of both")]
 
     return rule
 
 
-def _task(name: str) -> str:
-    return name.removeprefix("tune_").replace("_", " ")
-
-
 def tuned_group(record: Record, method: str) -> Group:
     """The final runs of a tuned method."""
     curves = finals(record, method) if method in record["methods"] else []
-    return Group(RunConfig(record["conditions"]["task"], method, label=f"{LABELS.get(method, method)}, tuned"), curves)
-
-
-def _splits(methods: dict[str, str]) -> Rule:
-    """Two splits k1 : k2 of the same k, for each method: `ours` and `theirs` of the claim are splits."""
-
-    def rule(claim: Claim, material: Material) -> list[Verdict]:
-        made = []
-        for key, (method, name) in itertools.product(claim.parts, methods.items()):
-            chapter = material.chapters.get(key)
-            groups = [chapter.find(f"{method}-{s}") for s in (claim.ours, claim.theirs)] if chapter is not None else []
-            found = compare(groups[0], groups[1]) if groups else []
-            if chapter is None or not found:
-                made.append(Verdict(claim.text, NOT_RUN, f"no runs of {key}-{method}", [], f"{key}, {method}"))
-                continue
-            word = found[0].word(_better(found[0]))
-            made.append(
-                verdict_on(claim.text, word, found[0], f"{chapter.part.title}, {name}", [g.name for g in groups])
-            )
-        return made
-
-    return rule
-
-
-def _geometric(claim: Claim, material: Material) -> list[Verdict]:
-    """Geometric lengths beside fixed ones; `theirs` is the step size."""
-    made = []
-    for key in claim.parts:
-        chapter = material.chapters.get(key)
-        names = [f"{claim.ours}-{claim.theirs}-{lengths}" for lengths in ("geometric", "fixed")]
-        drawn, fixed = (None, None) if chapter is None else map(chapter.find, names)
-        found = compare(drawn, fixed) if drawn is not None and fixed is not None else []
-        if chapter is None or not found:
-            made.append(missing(replace(claim, ours=names[0], theirs=names[1]), chapter, key))
-            continue
-        runs = [f"{key}-{name}" for name in names]
-        word = {SAME: YES, FEWER: NO, MORE: NO}.get(found[0].side, NONE)
-        made.append(verdict_on(claim.text, found[0].word(word), found[0], chapter.part.title, runs))
-    return made
+    loops = (record["methods"].get(method, {}).get("best") or {}).get("inner_steps")
+    title, task = f"{LABELS.get(method, method)}, tuned", record["conditions"]["task"]
+    return Group(RunConfig(task, method, label=title, inner_steps=loops), curves)
 
 
 def _m_above_b(claim: Claim, material: Material) -> list[Verdict]:
@@ -265,21 +274,19 @@ def _m_above_b(claim: Claim, material: Material) -> list[Verdict]:
 
 
 RULES: dict[str, Rule] = {
-    "better": _each_part(_better, rescue=True),
-    "consistently": _each_part(_better, rescue=True),
-    "slightly better": _each_part(_slightly_better, rescue=True),
-    "slightly worse": _each_part(_slightly_worse),
-    "no worse": _each_part(_no_worse),
-    "within the factor": _each_part(_within_the_factor),
-    "early": _early,
+    "better": _best_forms(_better),
+    "consistently": _best_forms(_better),
+    "slightly better": _best_forms(_slightly_better),
+    "slightly worse": _best_forms(_slightly_worse),
+    "no worse": _best_forms(_no_worse),
+    "early": _over_parts(_early),
     "converged": _converged,
     "smaller gain": _smaller_gain,
-    "range": _range,
     "controls": _controls,
     "tuned, consistently": _tuned(_better),
     "tuned, no worse": _tuned(_no_worse),
-    "splits": _splits(UNBIASED | SELECTED),
-    "splits, unbiased": _splits(UNBIASED),
-    "geometric": _geometric,
+    "named, better": _named(_better),
+    "named, no worse": _named(_no_worse),
+    "named, the same": _named(_the_same),
     "m above b": _m_above_b,
 }

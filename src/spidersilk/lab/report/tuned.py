@@ -18,6 +18,9 @@ SECOND_NAMES = {
     "test_accuracy": "test accuracy, %", "valid_loss": "validation loss", "auc": "AUC of held-out items"
 }  # fmt: skip
 
+TITLES = {"cnn": "CNN", "fc": "FC", "resnet18": "ResNet-18", "mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN"}
+TASKS = {"image": "", "language": "LSTM on PTB", "logistic": "logistic regression", "ranking": "BPR, MovieLens"}
+
 
 class Ended(NamedTuple):
     """What the final runs of a method, of equally many steps, came to; loss and its range are over seeds."""
@@ -85,6 +88,16 @@ def title(record: Record) -> str:
     if record["target"] is not None:
         target = f"cost to {words(record['metric'])} {record['target']:.4g}, medians of {len(record['seeds'])} seeds"
     return f"trials to {record['conditions']['budget']:g} N; {target}"
+
+
+def title_of(record: Record) -> str:
+    """The task, its model and data, and how long the final runs are."""
+    conditions = record["conditions"]
+    title = [TASKS.get(conditions["task"], conditions["task"])]
+    title += [TITLES.get(v, v) for v in conditions["options"].values() if isinstance(v, str)]
+    budget, length = conditions["budget"], f"to {record['final_budget']:g} N"
+    at = "" if budget == record["final_budget"] else f" (tuned at {budget:g} N)"
+    return f"{', '.join(word for word in title if word)}, {length}{at}"
 
 
 def table(record: Record) -> tuple[list[str], list[list[str]]]:

@@ -30,35 +30,29 @@ def judge(claim: Claim, material: Material) -> list[Verdict]:
     """The verdicts on a claim: one or two for each of its parts."""
     made = RULES[claim.rule](claim, material)
     beyond = [chapter.part.title for key, chapter in material.chapters.items() if key in LARGER]
-    return [replace(verdict, beyond=verdict.part in beyond) for verdict in made]
+    return [replace(verdict, beyond=verdict.beyond or verdict.part in beyond) for verdict in made]
 
 
-def summary(claim: Claim, verdicts: list[Verdict]) -> str:
-    """The word for a claim by the paper's own tasks; with several, how many have which."""
-    verdicts = [v for v in verdicts if not v.beyond] or verdicts
-    parts = list(dict.fromkeys(verdict.part for verdict in verdicts))
-    if len(parts) == 1:
-        return "; ".join(dict.fromkeys(v.word for v in verdicts))
-    words = [next(v.word for v in verdicts if v.part == part) for part in parts]
-    if set(words) == {NOT_RUN}:
-        return NOT_RUN
-    made: dict[str, list[str]] = {}  # notes by the word without them, an empty one for each part
-    for word in words:
-        few = next((prefix for prefix in WORDS.values() if word.startswith(prefix)), "")
-        plain, _, form = word.removeprefix(few).partition(f"{YES} with ")
-        notes = [f"with {form}" if form else "", "on few seeds" if few else ""]
-        made.setdefault(YES if form else plain, []).append(", ".join(filter(None, notes)))
-    told = []
-    for word, notes in sorted(made.items(), key=lambda item: _place(item[0])):
-        some = [f"{notes.count(note)} {note}" for note in dict.fromkeys(notes) if note]
-        told.append(f"{word} ({'; '.join([f'{len(notes)} of {len(parts)}', *some])})")
-    not_all = "consistently" in claim.rule and list(made) != [YES]
-    return ("not consistently: " if not_all else "") + "; ".join(told)
+def firm(verdicts: list[Verdict]) -> list[Verdict]:
+    """One for each part, of the paper's own tasks if there are any: that over the most seeds, which comes last."""
+    return list({v.part: v for v in [v for v in verdicts if not v.beyond] or verdicts}.values())
 
 
-def _place(word: str) -> int:
+def summary(claim: Claim, verdicts: list[Verdict], between: str = "; ") -> str:
+    """The word for a claim; with several tasks, how many have which."""
+    words = [v.word for v in firm(verdicts)]
+    if len(set(words)) == 1 and (len(words) == 1 or words[0] == NOT_RUN):
+        return words[0]
+    told = [f"{words.count(word)} of {len(words)}: {word}" for word in sorted(set(words), key=_place)]
+    return between.join(
+        [*(["not consistently"] if "consistently" in claim.rule and set(words) != {YES} else []), *told]
+    )
+
+
+def _place(word: str) -> tuple[int, str]:
+    plain = word.removeprefix(next((few for few in WORDS.values() if word.startswith(few)), ""))
     starts = (SIZE, YES, "only with", SAME, NO, NONE, NOT_RUN)
-    return next((i for i, start in enumerate(starts) if word.startswith(start)), len(starts))
+    return next((i for i, start in enumerate(starts) if plain.startswith(start)), len(starts)), word
 
 
 def rivals(curves: Iterable[Curve]) -> list[Verdict]:
@@ -69,5 +63,5 @@ def rivals(curves: Iterable[Curve]) -> list[Verdict]:
     for group in others:
         for found in compare(group, base, key=metric_of(curves)):
             verdict = verdict_on(f"{group.label} beside {base.label}", found.word(found.side), found, "", [])
-            made.append(replace(verdict, why=found.failures(), runs=[base.name, group.name]))
+            made.append(replace(verdict, why=found.notes(), runs=[base.name, group.name]))
     return made
