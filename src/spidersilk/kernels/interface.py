@@ -53,8 +53,6 @@ class Update:
     values: Tensor
     formula: Callable[[Update], None]
     """Updates v in plain torch."""
-    remember: Callable[[Update], None]
-    """Updates M in plain torch."""
     form: Form | None = None
     """The fused kernel that does the same; None: there is none."""
     v_anchor: Tensor | None = None
@@ -137,7 +135,10 @@ class Kernels(Protocol):
         ...
 
     def advance(self, update: Update) -> Outcome:
-        """Do all of an update in as few passes over the vectors as the backend can."""
+        """Do all of an update in as few passes over the vectors as the backend can.
+
+        One without a form, a memory or indices is for `PLAIN`, whose formulas need none of them.
+        """
         ...
 
     def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
