@@ -69,10 +69,14 @@ class Update:
 
     def weighed(self) -> Tensor:
         """w times each value."""
-        if self.indices is None or (isinstance(self.scale, float) and self.scale == 1.0):
-            return self.values
-        random = (self.values[self.k1 :] * self.scale).to(self.values.dtype)
-        return torch.cat([self.values[: self.k1], random])
+        return self.values if self.indices is None else weigh(self.values, self.k1, self.scale)
+
+
+def weigh(values: Tensor, k1: int, scale: float | Tensor) -> Tensor:
+    """The values, those from k1 on times `scale`."""
+    if isinstance(scale, float) and scale == 1.0:
+        return values
+    return torch.cat([values[:k1], (values[k1:] * scale).to(values.dtype)])
 
 
 class Entries(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spidersilk.checks import Form, check_saved
-from spidersilk.kernels.interface import Kernels, Seed
+from spidersilk.kernels.interface import Kernels, Seed, weigh
 from spidersilk.operator.counts import counts_within, resolve_counts
 from spidersilk.operator.groups import RowShapes, Shapes
 from spidersilk.operator.random_stream import Stream, mix
@@ -90,9 +90,7 @@ class Selection:
 
     def weigh(self, values: Tensor) -> Tensor:
         """k values in the order of `indices`, the random ones rescaled so that the selection is unbiased."""
-        if isinstance(self.scale, float) and self.scale == 1.0:
-            return values
-        return torch.cat([values[: self.k1], (values[self.k1 :] * self.scale).to(values.dtype)])
+        return weigh(values, self.k1, self.scale)
 
     def apply(self, y: Tensor) -> Tensor:
         """rtop(y) for this draw: the selected entries of y, the random ones rescaled, zero elsewhere. Linear in y."""
