@@ -79,14 +79,13 @@ TESTED_IN = {
     "variance/engine": "variance/test_optimizers",
     "variance/flat": "variance/test_two_point",
     "variance/lazy_rows": "variance/test_lazy",
-    "variance/memory": "variance/estimators/test_estimators",
     "variance/method": "test_errors",
     "variance/moving": "variance/test_optimizers",
     "variance/variance_reduced": "variance/test_param_groups",
     "variance/vectors": "variance/test_saved_state",
 }
 # Folders that are tested as a whole.
-AS_A_WHOLE = ("kernels", "lab", "variance/estimators")
+AS_A_WHOLE = ("kernels", "lab")
 
 
 def test_every_source_module_has_its_tests() -> None:

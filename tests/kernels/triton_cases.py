@@ -242,9 +242,6 @@ def test_move_stops_at_the_first_bad_step(dtype: torch.dtype) -> None:
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(moved, x - 0.1 * v, rtol=tolerance, atol=tolerance)
     assert torch.equal(gradient, v)
-    vectors.move(pieces, pieces.table(tensors), None, v, torch.tensor([0.1], dtype=torch.float64), flag)
-    torch.testing.assert_close(torch.cat(tensors), moved - 0.1 * v, rtol=tolerance, atol=tolerance)
-    moved = torch.cat(tensors)
     top = torch.tensor([5])
     none = torch.empty(0, dtype=torch.int64)
     for step, value in ((7, math.nan), (8, math.inf), (9, 0.0)):

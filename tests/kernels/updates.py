@@ -32,6 +32,4 @@ def update_of(
     """`lr`: x moves too, by one rate or one for each of `params`."""
     rates = None if lr is None else [lr] * len(params) if isinstance(lr, float) else lr
     both, k1 = torch.cat([top, random]), top.numel()
-    return Update(
-        v, values, no_formula, no_formula, form, v_anchor, memory, both, k1, scale, decay, params, rates, flag
-    )
+    return Update(v, values, no_formula, form, v_anchor, memory, both, k1, scale, decay, params, rates, flag)

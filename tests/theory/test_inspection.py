@@ -113,14 +113,14 @@ def test_inspect_measures_and_leaves_the_model_alone() -> None:
 def test_every_method_gets_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     model, loss, data = problem()
     tried: list[tuple[str, float, float]] = []
-    go_to = trials._Run.go_to
+    go = trials._Run.go
 
-    def noted(run: Any, budget: float, every: float) -> None:
-        go_to(run, budget, every)
+    def noted(run: Any, budget: float, every: float) -> Trial:
         if run.seed == 0:
             tried.append((run.method.name, run.lr, budget))
+        return go(run, budget, every)
 
-    monkeypatch.setattr(trials._Run, "go_to", noted)
+    monkeypatch.setattr(trials._Run, "go", noted)
     silk.inspect(model, loss, data, lr=1.0, adam_lr=0.01, anchor_batch_size=50, batch_size=10, budget=4 / 3)
     for method in trials.METHODS:
         mine = [(lr, budget) for name, lr, budget in tried if name == method.name]
@@ -141,9 +141,9 @@ def test_methods_without_differences_have_no_anchors(monkeypatch: pytest.MonkeyP
     asked: dict[str, set[int]] = {}
     step = trials._Run._step
 
-    def noted(run: Any) -> None:
+    def noted(run: Any, batch: Any, is_anchor: Any) -> None:
         before = run.spent
-        step(run)
+        step(run, batch, is_anchor)
         asked.setdefault(run.method.name, set()).add(round(run.spent - before))
 
     monkeypatch.setattr(trials._Run, "_step", noted)

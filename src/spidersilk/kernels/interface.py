@@ -53,8 +53,6 @@ class Update:
     values: Tensor
     formula: Callable[[Update], None]
     """Updates v in plain torch."""
-    remember: Callable[[Update], None]
-    """Updates M in plain torch."""
     form: Form | None = None
     """The fused kernel that does the same; None: there is none."""
     v_anchor: Tensor | None = None
@@ -71,10 +69,14 @@ class Update:
 
     def weighed(self) -> Tensor:
         """w times each value."""
-        if self.indices is None or (isinstance(self.scale, float) and self.scale == 1.0):
-            return self.values
-        random = (self.values[self.k1 :] * self.scale).to(self.values.dtype)
-        return torch.cat([self.values[: self.k1], random])
+        return self.values if self.indices is None else weigh(self.values, self.k1, self.scale)
+
+
+def weigh(values: Tensor, k1: int, scale: float | Tensor) -> Tensor:
+    """The values, those from k1 on times `scale`."""
+    if isinstance(scale, float) and scale == 1.0:
+        return values
+    return torch.cat([values[:k1], (values[k1:] * scale).to(values.dtype)])
 
 
 class Entries(NamedTuple):
@@ -137,7 +139,10 @@ class Kernels(Protocol):
         ...
 
     def advance(self, update: Update) -> Outcome:
-        """Do all of an update in as few passes over the vectors as the backend can."""
+        """Do all of an update in as few passes over the vectors as the backend can.
+
+        One without a form, a memory or indices is for `PLAIN`, whose formulas need none of them.
+        """
         ...
 
     def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:

@@ -46,8 +46,8 @@ class PlainKernels:
     def advance(self, update: Update) -> Outcome:
         update.formula(update)
         finite = all_finite([update.v], update.flag)
-        if finite:
-            update.remember(update)
+        if finite and update.memory is not None:
+            remember(update.memory, update.v, update.decay)
         return Outcome(finite)
 
     def take(self, source: Tensor, indices: Tensor, out: Tensor, add: bool) -> None:
@@ -81,6 +81,11 @@ def is_grouped(values: Tensor) -> bool:
 
 
 PLAIN = PlainKernels()
+
+
+def remember(memory: Tensor, v: Tensor, decay: float) -> Tensor:
+    """M := decay |v| + (1 - decay) M, in place (Algorithm 1, line 12)."""
+    return memory.mul_(1 - decay).add_(v.abs(), alpha=decay)
 
 
 def top_indices(scores: Tensor, k: int) -> Tensor:

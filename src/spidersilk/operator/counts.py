@@ -19,6 +19,14 @@ def check_count(name: str, value: Count) -> None:
         raise ValueError(f"{name} = {value} must lie in [0, 1] as a float: {hint}")
 
 
+def check_counts(k1: Count, k2: Count) -> None:
+    """Both are counts, and not both nothing."""
+    check_count("k1", k1)
+    check_count("k2", k2)
+    if k1 + k2 == 0:
+        raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
+
+
 def check_meant(k1: Count, k2: Count, d: int, of: str = "coordinates") -> None:
     """Refuse the int 1 where there are many coordinates: 1.0, all of them, is what was meant, if anything was."""
     for name, value in (("k1", k1), ("k2", k2)):
@@ -37,8 +45,6 @@ def check_shares(k1: Count, k2: Count, groups: str) -> None:
                 f"{name} = {value} is a count, and {groups} are selected by their share among those of each length: "
                 f"give a fraction, {remedy}"
             )
-    if k1 + k2 == 0:
-        raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to a fraction above 0")
     if k1 + k2 > 1 + 1e-9:
         raise ValueError(f"k1 + k2 = {k1 + k2:g} exceeds 1, all {groups}: lower k2 to at most {1 - k1:g}")
 
@@ -49,8 +55,7 @@ def resolve_counts(k1: Count, k2: Count, d: int) -> tuple[int, int]:
     >>> resolve_counts(0.05, 10, 1000)
     (50, 10)
     """
-    check_count("k1", k1)
-    check_count("k2", k2)
+    check_counts(k1, k2)
     top, random = count_of(k1, d), count_of(k2, d)
     if isinstance(k1, float) and isinstance(k2, float) and k1 + k2 <= 1:
         random = min(random, d - top)
@@ -58,8 +63,6 @@ def resolve_counts(k1: Count, k2: Count, d: int) -> tuple[int, int]:
         raise ValueError(f"k1 = {top} exceeds d = {d}: lower k1 to at most {d}")
     if top + random > d:
         raise ValueError(f"k1 + k2 = {top + random} exceeds d = {d}: lower k2 to at most {d - top}")
-    if top + random == 0:
-        raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
     return top, random
 
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,38 +26,8 @@ from spidersilk.operator.random_stream import mix
 Groups = Literal["rows", "columns"]
 Shapes = Sequence[Sequence[int]]
 """The shapes of the tensors that a flat vector is made of, in order."""
-
-
-@dataclass(frozen=True)
-class PickedRows:
-    """Rows of several tensors: `numbers`, ascending, count through the rows of all; `shapes` are (rows, length)."""
-
-    numbers: Tensor
-    shapes: tuple[tuple[int, int], ...]
-
-    def split(self) -> tuple[Tensor, ...]:
-        """For each tensor the indices of its picked rows, ascending. How many these are is data: it waits for CUDA."""
-        ends = list(accumulate(rows for rows, _ in self.shapes))
-        cuts = torch.searchsorted(self.numbers, torch.tensor([0, *ends], device=self.numbers.device)).tolist()
-        firsts = [0, *ends[:-1]]
-        return tuple(self.numbers[a:b] - first for a, b, first in zip(cuts, cuts[1:], firsts, strict=False))
-
-    def between(self, start: int, stop: int, device: torch.device) -> PickedRows:
-        """Those of the tensors that make up the coordinates [start, stop)."""
-        begins = [0, *accumulate(rows * length for rows, length in self.shapes)]
-        kept = [i for i, begin in enumerate(begins[:-1]) if start <= begin < stop]
-        first = sum(rows for rows, _ in self.shapes[: kept[0]])
-        shapes = self.shapes[kept[0] : kept[-1] + 1]
-        inside = (self.numbers >= first) & (self.numbers < first + sum(rows for rows, _ in shapes))
-        return PickedRows((self.numbers[inside] - first).to(device), shapes)
-
-    def state_dict(self) -> dict[str, object]:
-        return {"numbers": self.numbers, "shapes": [list(shape) for shape in self.shapes]}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, object], device: torch.device) -> PickedRows:
-        numbers, shapes = cast(Tensor, state["numbers"]), cast(list[list[int]], state["shapes"])
-        return cls(numbers.to(device), tuple((rows, length) for rows, length in shapes))
+RowShapes = tuple[tuple[int, int], ...]
+"""The same tensors as (rows, length of a row)."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +63,6 @@ class GroupClass:
     length: int
     tensors: list[Grouped]
     starts: Tensor  # of each group: its first coordinate in the flat vector
-    numbers: Tensor  # of each group among all groups
     runs: Tensor  # three rows: for each tensor the groups up to its end, `inner`, and the entries between two runs
 
     @property
@@ -150,18 +119,16 @@ class GroupLayout:
         for number, tensor in enumerate(self.tensors):
             if tensor.size:
                 classes[tensor.length, number if per_tensor else 0].append(number)
-        firsts = list(accumulate((tensor.count for tensor in self.tensors), initial=0))
 
         self.classes = []
         for (length, _), members in classes.items():
             tensors = [self.tensors[number] for number in members]
             every = [torch.arange(tensor.count, device=device) for tensor in tensors]
             starts = [each * tensor.inner + tensor.begin for each, tensor in zip(every, tensors, strict=True)]
-            numbers = [each + firsts[number] for each, number in zip(every, members, strict=True)]
             ends = accumulate(tensor.count for tensor in tensors)
             runs = [(end, t.inner, (t.count - 1) * t.inner) for end, t in zip(ends, tensors, strict=True)]
             by_tensor = torch.tensor(runs, device=device).t().contiguous()
-            self.classes.append(GroupClass(length, tensors, torch.cat(starts), torch.cat(numbers), by_tensor))
+            self.classes.append(GroupClass(length, tensors, torch.cat(starts), by_tensor))
 
     def counts(self, k1: Count, k2: Count) -> list[tuple[int, int]]:
         """For each class how many groups k1 and k2 mean."""
@@ -169,11 +136,11 @@ class GroupLayout:
 
     def draw(
         self, memory: Tensor, counts: Sequence[tuple[int, int]], seed: Seed, kernels: Kernels
-    ) -> tuple[Tensor, Tensor, float | Tensor, int, PickedRows | None]:
+    ) -> tuple[Tensor, Tensor, float | Tensor, int, RowShapes | None]:
         """For each class its (g1, g2): the g1 groups with the largest scores and g2 random others.
 
         The fields of a Selection come back: coordinates, ascending, the scale (G - g1) / g2 of each random one, d, and
-        the rows, where groups are rows.
+        the tensors' rows, where groups are rows.
         """
         tops, randoms, scales = [], [], []
         for number, (of_class, (g1, g2)) in enumerate(zip(self.classes, counts, strict=True)):
@@ -182,13 +149,10 @@ class GroupLayout:
             tops.append((of_class, top))
             randoms.append((of_class, random))
             scales.append((of_class.count - g1) / g2 if g2 else 1.0)
-        picked = None
-        if self.groups == "rows":
-            numbers = torch.cat([of_class.numbers[groups] for of_class, groups in (*tops, *randoms)])
-            picked = PickedRows(numbers.sort().values, tuple((t.count, t.inner) for t in self.tensors))
+        rows = tuple((t.count, t.inner) for t in self.tensors) if self.groups == "rows" else None
         if len(scales) == 1:
-            return _coordinates(tops)[0], _coordinates(randoms)[0], scales[0], self.d, picked
-        return _coordinates(tops)[0], *_coordinates(randoms, scales), self.d, picked
+            return _coordinates(tops)[0], _coordinates(randoms)[0], scales[0], self.d, rows
+        return _coordinates(tops)[0], *_coordinates(randoms, scales), self.d, rows
 
 
 def _coordinates(parts: Sequence[tuple[GroupClass, Tensor]], values: Sequence[float] = ()) -> tuple[Tensor, Tensor]:

@@ -52,9 +52,9 @@ class Stream:
 
     FORM: ClassVar[Form] = {"seed": int, "position": int}
 
-    def __init__(self, seed: int, position: int = 0):
+    def __init__(self, seed: int):
         self.seed = seed
-        self._position = position
+        self._position = 0
         self._counter: torch.Tensor | None = None
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor
 from spidersilk.checks import check_choice
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import is_finite, top_indices
-from spidersilk.operator.counts import Count, check_count, check_shares, resolve_counts
+from spidersilk.operator.counts import Count, check_counts, check_shares, resolve_counts
 from spidersilk.operator.groups import GroupLayout, Groups, Shapes
 from spidersilk.operator.random_stream import fresh_seed
 from spidersilk.operator.selection import Selection
@@ -105,8 +105,7 @@ def _layout_of(
                 f"groups = {groups!r} without shapes: give the shapes of the tensors that memory is made of"
             )
         return None
-    check_count("k1", k1)
-    check_count("k2", k2)
+    check_counts(k1, k2)
     check_shares(k1, k2, groups or "rows")
     layout = GroupLayout(shapes, memory.device, groups or "rows")
     if layout.d != memory.numel():

@@ -6,27 +6,28 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
 
 from spidersilk.checks import Form, check_saved
-from spidersilk.kernels.interface import Kernels, Seed
+from spidersilk.kernels.interface import Kernels, Seed, weigh
 from spidersilk.operator.counts import counts_within, resolve_counts
-from spidersilk.operator.groups import PickedRows, Shapes
+from spidersilk.operator.groups import RowShapes, Shapes
 from spidersilk.operator.random_stream import Stream, mix
 from spidersilk.operator.settings import RTop
 
 
 class SavedSelection(TypedDict):
-    """A selection in a state_dict; `rows` only where whole rows were selected."""
+    """A selection in a state_dict; `rows`, {"shapes": row_shapes}, only where whole rows were selected."""
 
     top: Tensor
     random: Tensor
     scale: float | Tensor
     d: int
-    rows: NotRequired[dict[str, object]]
+    rows: NotRequired[dict[str, list[list[int]]]]
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class Selection:
 
     `top` and `random` are int64, ascending and disjoint. `scale` is (d - k1) / k2, or one value per random coordinate
     where tensors or groups were selected from separately; it is 1 where nothing was left to draw from or nothing was
-    drawn. `picked` tells which rows it consists of, where whole rows were selected.
+    drawn. `row_shapes` has (rows, length) of each tensor, where whole rows were selected.
     """
 
     top: Tensor
     random: Tensor
     scale: float | Tensor
     d: int
-    picked: PickedRows | None = None
+    row_shapes: RowShapes | None = None
 
     @property
     def k1(self) -> int:
@@ -67,8 +68,21 @@ class Selection:
 
     @cached_property
     def rows(self) -> tuple[Tensor, ...] | None:
-        """For each parameter the selected rows, top and random, ascending; None where no rows were selected."""
-        return None if self.picked is None else self.picked.split()
+        """For each parameter the selected rows, top and random, ascending; None where no rows were selected.
+
+        How many these are is data: it waits for CUDA.
+        """
+        if self.row_shapes is None:
+            return None
+        coordinates, begins = self.indices.sort().values, self._begins(self.row_shapes)
+        cuts = torch.searchsorted(coordinates, torch.tensor(begins, device=coordinates.device)).tolist()
+        parts = zip(begins, cuts, cuts[1:], self.row_shapes, strict=False)
+        return tuple((coordinates[a : b : length or 1] - begin) // (length or 1) for begin, a, b, (_, length) in parts)
+
+    @staticmethod
+    def _begins(row_shapes: RowShapes) -> list[int]:
+        """Where each tensor begins, and the end."""
+        return list(accumulate((rows * length for rows, length in row_shapes), initial=0))
 
     def gather(self, y: Tensor) -> Tensor:
         """The k values of y, in the order of `indices`."""
@@ -76,9 +90,7 @@ class Selection:
 
     def weigh(self, values: Tensor) -> Tensor:
         """k values in the order of `indices`, the random ones rescaled so that the selection is unbiased."""
-        if isinstance(self.scale, float) and self.scale == 1.0:
-            return values
-        return torch.cat([values[: self.k1], (values[self.k1 :] * self.scale).to(values.dtype)])
+        return weigh(values, self.k1, self.scale)
 
     def apply(self, y: Tensor) -> Tensor:
         """rtop(y) for this draw: the selected entries of y, the random ones rescaled, zero elsewhere. Linear in y."""
@@ -88,15 +100,15 @@ class Selection:
 
     def state_dict(self) -> SavedSelection:
         state: SavedSelection = {"top": self.top, "random": self.random, "scale": self.scale, "d": self.d}
-        if self.picked is not None:
-            state["rows"] = self.picked.state_dict()
+        if self.row_shapes is not None:
+            state["rows"] = {"shapes": [list(shape) for shape in self.row_shapes]}
         return state
 
     @classmethod
     def from_state_dict(cls, state: SavedSelection, device: torch.device) -> Selection:
         scale = state["scale"].to(device) if isinstance(state["scale"], Tensor) else state["scale"]
-        picked = PickedRows.from_state_dict(state["rows"], device) if "rows" in state else None
-        return cls(state["top"].to(device), state["random"].to(device), scale, state["d"], picked)
+        shapes = tuple((rows, length) for rows, length in state["rows"]["shapes"]) if "rows" in state else None
+        return cls(state["top"].to(device), state["random"].to(device), scale, state["d"], shapes)
 
     @classmethod
     def checked(cls, state: object, d: int, device: torch.device) -> Selection:
@@ -105,7 +117,7 @@ class Selection:
         check_saved("the saved selection", state, form)
         saved = cast(SavedSelection, state)
         if "rows" in saved:
-            check_saved("the saved selection's rows", saved["rows"], {"numbers": Tensor, "shapes": list})
+            check_saved("the saved selection's rows", saved["rows"], {"shapes": list})
         found = cls.from_state_dict(saved, device)
         indices = found.indices
         is_vector = found.top.dim() == 1 and found.random.dim() == 1 and indices.dtype == torch.int64
@@ -119,8 +131,11 @@ class Selection:
         in_random = (self.random >= start) & (self.random < stop)
         scale = self.scale[in_random].to(device) if isinstance(self.scale, Tensor) else self.scale
         top, random = (self.top[in_top] - start).to(device), (self.random[in_random] - start).to(device)
-        picked = None if self.picked is None else self.picked.between(start, stop, device)
-        return Selection(top, random, scale, stop - start, picked)
+        shapes = None
+        if self.row_shapes is not None:
+            pairs = zip(self._begins(self.row_shapes), self.row_shapes, strict=False)
+            shapes = tuple(shape for begin, shape in pairs if start <= begin < stop)
+        return Selection(top, random, scale, stop - start, shapes)
 
 
 class Selector:

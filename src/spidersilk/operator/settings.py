@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from spidersilk.checks import check_choice, check_fraction
-from spidersilk.operator.counts import Count, check_count, check_shares, counts_within, resolve_counts
+from spidersilk.operator.counts import Count, check_counts, check_shares, counts_within, resolve_counts
 from spidersilk.operator.groups import GroupLayout, Groups, Shapes
 
 Scaling = Literal["unbiased", "none", "refresh"]
@@ -38,10 +38,7 @@ class RTop:
     groups: Groups | None = None
 
     def __post_init__(self) -> None:
-        check_count("k1", self.k1)
-        check_count("k2", self.k2)
-        if self.k1 + self.k2 == 0:
-            raise ValueError("k1 + k2 = 0 selects nothing: raise k1 or k2 to at least 1 (or a fraction above 0)")
+        check_counts(self.k1, self.k2)
         check_choice("scaling", self.scaling, ("unbiased", "none", "refresh", None))
         check_fraction("memory_decay", self.memory_decay, "0 keeps the old memory, 1 keeps only the newest |v|")
         check_choice("groups", self.groups, ("rows", "columns", None))

@@ -16,17 +16,9 @@ class WorkerLostError(RuntimeError):
     """Another worker of the group did not take part in a collective operation before the group's timeout."""
 
 
-def all_reduce(tensors: Sequence[Tensor], group: dist.ProcessGroup, what: str) -> None:
-    """Each tensor := its sum over the workers, in place; `what` is said if a worker is lost meanwhile."""
-    with answering(group, what):
-        works = [dist.all_reduce(t, group=group, async_op=True) for t in tensors]
-        for work in works:
-            assert work is not None
-            work.wait()
-
-
 def begin_all_reduce(tensor: Tensor, group: dist.ProcessGroup, what: str) -> Callable[[], None]:
-    """The same for one tensor, which is its sum when what comes back has been called."""
+    """Tensor := its sum over the workers, in place, when what comes back has been called; `what` is said if a worker is
+    lost meanwhile."""
     with answering(group, what):
         work = dist.all_reduce(tensor, group=group, async_op=True)
 
@@ -36,6 +28,12 @@ def begin_all_reduce(tensor: Tensor, group: dist.ProcessGroup, what: str) -> Cal
             work.wait()
 
     return wait
+
+
+def all_reduce(tensors: Sequence[Tensor], group: dist.ProcessGroup, what: str) -> None:
+    """The same for several, all at once, till they are done."""
+    for wait in [begin_all_reduce(tensor, group, what) for tensor in tensors]:
+        wait()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spidersilk.checks import check_number
 from spidersilk.loop.datasets import count_samples
 from spidersilk.loop.lengths import InnerLength, as_inner_length
 from spidersilk.loop.loader import AnchorLoader
@@ -191,10 +192,9 @@ def measure(
     adam_lr: float | None = None,
 ) -> Inspection:
     """`inspect` for a model whose batches and losses come from a `Source`."""
-    if not 0 < lr < math.inf:
-        raise ValueError(f"lr = {lr} must be positive: about what SGD trains well with")
-    if adam_lr is not None and not 0 < adam_lr < math.inf:
-        raise ValueError(f"adam_lr = {adam_lr} must be positive, about what AdamW trains well with, or None")
+    check_number("lr", lr, "about what SGD trains well with", above_zero=True)
+    if adam_lr is not None:
+        check_number("adam_lr", adam_lr, "about what AdamW trains well with, or None", above_zero=True)
     anchor = source.anchor_size / source.samples  # in N
     budget = max(1.0, 20 * anchor) if budget is None else budget
     if not 4 * anchor <= budget <= max(LONGEST, 20 * anchor):

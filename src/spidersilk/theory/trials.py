@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from spidersilk.variance.optimizers import SVRG, SparseSVRG, SpiderBoost
 from spidersilk.variance.variance_reduced import VarianceReduced
 
 FACTORS = (0.5, 1.0, 2.0)
-"""Each method is tried with these multiples of lr, for half of the budget; the best one goes on, with a second seed."""
+"""Each method is tried with these multiples of lr, for half of the budget; the best one for all of it, twice."""
 FRESH = 50
 """Steps from one selection to the next in sparse training: a trial is short."""
 _POINTS = 16  # evaluations in a whole budget
@@ -42,12 +42,6 @@ class Source(Protocol):
 
     def prepare(self, reference: str | None) -> None:
         return None
-
-    def load_state_dict(self, state: dict[str, Any], /) -> None:
-        return None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -121,91 +115,61 @@ def compare(
         if centre is None:
             continue
         report(method.name)
-        runs = [_Run(model, source, method, factor * method.larger * centre) for factor in FACTORS]
-        for run in runs:
-            run.go_to(budget / 2, budget / _POINTS)
-        trials.append(_finish(sorted(runs, key=lambda run: run.trial.lowest), budget))
+        rates = [factor * method.larger * centre for factor in FACTORS]
+        halves = [_Run(model, source, method, rate).go(budget / 2, budget / _POINTS) for rate in rates]
+        best_first = sorted(halves, key=lambda trial: trial.lowest)
+        trials.append(_finish(model, source, method, [trial.lr for trial in best_first], budget))
     return trials
 
 
-def _finish(runs: list[_Run], budget: float) -> Trial:
-    """Take the best run to the end, and another seed with it; the worse of the two counts. If the other seed fails, a
+def _finish(model: nn.Module, source: Source, method: Method, rates: Sequence[float], budget: float) -> Trial:
+    """Train with the best step size to the end, from two seeds; the worse of the two counts. If the other seed fails, a
     step size that happened to work was no good: take the next best."""
     ended = []
-    for run in runs:
-        other = _Run(run.model, run.source, run.method, run.lr, seed=1)
-        for one in (run, other):
-            one.go_to(budget, budget / _POINTS)
-        worse = max(run.trial, other.trial, key=lambda trial: trial.lowest)
-        ended.append(worse)
-        fall = run.trial.losses[0] - run.trial.lowest
-        if other.trial.losses[0] - other.trial.lowest >= 0.5 * fall:
+    for lr in rates:
+        one, other = (_Run(model, source, method, lr, seed).go(budget, budget / _POINTS) for seed in (0, 1))
+        ended.append(max(one, other, key=lambda trial: trial.lowest))
+        fall = one.losses[0] - one.lowest
+        if other.losses[0] - other.lowest >= 0.5 * fall:
             break
     return min(ended, key=lambda trial: trial.lowest)
 
 
 class _Run:
-    """A training run that can stop at some budget and go on later: it keeps the model's state to itself meanwhile."""
+    """A training run from the model's present point on."""
 
     def __init__(self, model: nn.Module, source: Source, method: Method, lr: float, seed: int = 0):
         self.model, self.source, self.method, self.lr, self.seed = model, source, method, lr, seed
         self.trial = Trial(method.name, method.sparse, lr, [], [], [])
         self.spent, self.seconds = 0.0, 0.0
-        self.started = self.diverged = False
-        self.values: list[Tensor] = []
+        self.diverged = False
 
-    def go_to(self, budget: float, every: float) -> None:
-        with undisturbed(self.model):
-            try:
-                if not self.started:
-                    self._start()
-                else:
-                    self._go_on()
-                while not self.diverged and self.spent < budget:
-                    self._step()
-                    if not self.diverged and self.spent >= min(self.trial.queries[-1] + every, budget):
-                        self._look()
-            finally:
-                self._release()
-            self.values = snapshot(self.model)
-            self.source_state = self.source.state_dict()
-
-    def _go_on(self) -> None:
-        restore(self.model, self.values)
-        self.source.load_state_dict(self.source_state)
-        self.source.prepare(self.reference)
-        if isinstance(self.optimizer, Sparse):
-            self._make()
-            self.optimizer.load_state_dict(self.saved)
-
-    def _release(self) -> None:
-        """Let others train the weights: a sparse optimizer has them to itself."""
-        optimizer = getattr(self, "optimizer", None)
-        if isinstance(optimizer, Sparse):
-            self.saved = optimizer.state_dict()
-            optimizer.close()
-
-    def _start(self) -> None:
-        self.started = True
-        torch.manual_seed(self.seed)
-        self._make()
-        self.reference = getattr(self.optimizer, "reference", None)
-        self.source.prepare(self.reference)
-        if self.method.inner is not None:
-            inner = self.method.inner(self.source.anchor_size, self.source.small_size)
-            self.batches = self.source.batches(inner, self.seed)
-        else:
-            both = self.source.batches(as_inner_length(10**9), self.seed)
-            self.batches = (pair for pair in both if not pair[1])
-        self._look()
-
-    def _make(self) -> None:
+    def go(self, budget: float, every: float) -> Trial:
+        """Train for so many queries, and look at the loss each time that so many were spent."""
         params = [p for p in self.model.parameters() if p.requires_grad]
         self.device = params[0].device
-        self.optimizer = self.method.make(params, self.lr)
+        with undisturbed(self.model):
+            torch.manual_seed(self.seed)
+            self.optimizer = self.method.make(params, self.lr)
+            # A sparse optimizer has the weights to itself: it must let others train them afterwards.
+            with closing(self.optimizer) if isinstance(self.optimizer, Sparse) else nullcontext():
+                self.source.prepare(getattr(self.optimizer, "reference", None))
+                batches = self._batches()
+                self._look()
+                while not self.diverged and self.spent < budget:
+                    self._step(*next(batches))
+                    if not self.diverged and self.spent >= min(self.trial.queries[-1] + every, budget):
+                        self._look()
+        return self.trial
 
-    def _step(self) -> None:
-        batch, is_anchor = next(self.batches)
+    def _batches(self) -> Iterator[tuple[Any, Any]]:
+        if self.method.inner is not None:
+            inner = self.method.inner(self.source.anchor_size, self.source.small_size)
+            return self.source.batches(inner, self.seed)
+        both = self.source.batches(as_inner_length(10**9), self.seed)
+        return (pair for pair in both if not pair[1])
+
+    def _step(self, batch: Any, is_anchor: Any) -> None:
         size = self.source.anchor_size if is_anchor else self.source.small_size
         optimizer = self.optimizer
         closure = closure_of(self.source, optimizer, batch)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from spidersilk.checks import Form, check_entry, check_saved
 from spidersilk.kernels.interface import Kernels
+from spidersilk.kernels.plain import PLAIN
 from spidersilk.operator.selection import Selection
 from spidersilk.variance.flat import Slab
 from spidersilk.variance.graph import capturing
@@ -231,8 +232,7 @@ class CompactBase:
     def _carry(self, old: _Part, old_state: dict[str, Any], new: _Part, memory: Tensor) -> dict[str, Any]:
         """State for the coordinates of `new`: that of `old` where they were selected before, else as they enter."""
         state = _scalars(old_state, old.param)
-        order = old.indices.argsort()
-        where = torch.searchsorted(old.indices[order], new.indices).clamp_(max=max(old.indices.numel() - 1, 0))
+        indices, order = old.indices.sort()
         for name in old_state.keys() - state.keys():
             value = old_state[name]
             entering = torch.zeros(new.indices.numel(), dtype=value.dtype, device=value.device)
@@ -242,10 +242,8 @@ class CompactBase:
                 if betas and "step" in state:  # in double precision, and without a wait for the device
                     known = 1 - betas[1] ** torch.as_tensor(state["step"], dtype=torch.float64)
                 entering = (memory[new.indices].square() * known).to(value.dtype)
-            if old.indices.numel():
-                source = order[where]
-                entering = torch.where(old.indices[source] == new.indices, value[source], entering)
-            state[name] = entering
+            carried = PLAIN.carry(indices, new.indices, [value[order]], [entering]) if len(indices) else [entering]
+            state[name] = carried[0]
         return state
 
 

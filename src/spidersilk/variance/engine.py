@@ -13,13 +13,12 @@ from torch.optim import SGD, Optimizer
 
 from spidersilk.find_modules import modules_around
 from spidersilk.kernels.interface import Flag, Kernels, Update
-from spidersilk.kernels.plain import PLAIN, all_finite
+from spidersilk.kernels.plain import all_finite, remember
 from spidersilk.loop.step_size import theorem_1_step
 from spidersilk.operator.counts import resolve_counts
 from spidersilk.operator.dimensions import group_dimensions
 from spidersilk.operator.random_stream import Stream
 from spidersilk.operator.selection import Selection, Selector
-from spidersilk.variance import memory
 from spidersilk.variance.compact import CompactBase
 from spidersilk.variance.flat import make_slabs
 from spidersilk.variance.graph import capturing
@@ -79,9 +78,6 @@ class Engine:
         full_state = method.anchor_move == "all"
         self.compact = CompactBase(base, self.slabs, full_state, kernels) if method.moves_selected else None
         self.selections: list[Selection] | None = None
-        # An estimator without a fused form, and a dense one, run in plain torch on every backend.
-        fused = self.estimator.fused is not None and method.sparsity is not None
-        self._advance = kernels.advance if fused else PLAIN.advance
         self._rescales = method.scaling == "unbiased"
         self._on_cuda = any(slab.device.type == "cuda" for slab in self.slabs)
 
@@ -161,12 +157,12 @@ class Engine:
             estimates = self.estimate(values, selections)
             if not all_finite(estimates, flag):
                 return False
-            self.take(estimates, selections, flag)
+            self.take(estimates, flag)
             return True
         rates = self._plain_rates() if len(self.slabs) == 1 else None
         if self.estimator.point == "previous":
             self.vectors.mark_point()
-        outcomes = [self._advance(update) for update in self._updates(values, selections, flag, rates)]
+        outcomes = [self.kernels.advance(update) for update in self._updates(values, selections, flag, rates)]
         if not all(outcome.finite for outcome in outcomes):
             return False
         if self.selector is not None:
@@ -187,7 +183,6 @@ class Engine:
                 vectors.v[number],
                 value,
                 self.estimator.formula,
-                memory.update,
                 self.estimator.fused,
                 vectors.v_anchor[number] if vectors.v_anchor else None,
                 vectors.memory[number] if vectors.memory else None,
@@ -214,21 +209,23 @@ class Engine:
         parts = zip(self.vectors.v, values, self.selections or [], strict=True)
         return [self.estimator.on_selection(v, value, selection) for v, value, selection in parts]
 
-    def take(self, estimates: list[Tensor], selections: Selections, flag: Flag | None) -> None:
+    def take(self, estimates: list[Tensor], flag: Flag | None) -> None:
         """M (line 12), the reference point, and a move of x (line 9)."""
         frozen = None if flag is None else flag.raised[0] != 0
         if self.selector is not None:
             self.selector.hint = None
         if self.compact is None:
-            for update in self._updates(estimates, selections, None):
-                memory.update(update)
+            if self.sparsity is not None:
+                for m, v in zip(self.vectors.memory, estimates, strict=True):
+                    remember(m, v, self.sparsity.memory_decay)
             if self.estimator.point == "previous":
                 self.vectors.mark_point()
             self._move_all(frozen)
             return
         if self.sparsity is not None and self.method.choose == "step":  # else an anchor renews M before its next use
             for m, selection, v in zip(self.vectors.memory, self.selections or [], estimates, strict=True):
-                memory.update_selected(m, selection, v, self.sparsity.memory_decay)
+                at = selection.indices  # the rest of v is stale, so M keeps what it knew there
+                m[at] = remember(m[at], v, self.sparsity.memory_decay)
         self._move_selected(estimates, frozen)
         for p in self.vectors.params:
             p.grad = None

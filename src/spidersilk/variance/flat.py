@@ -40,33 +40,20 @@ class Slab:
     def twins(self) -> list[Tensor]:
         """A tensor for each parameter, fit to stand in for it: with its strides (channels last, say).
 
-        They are views of one vector, in which entries need not lie in the order of the others here: read it through the
-        views alone. Parameters that share storage (a cuDNN LSTM wants its weights in one piece) share a twin of it.
+        Parameters that share storage (a cuDNN LSTM wants its weights in one piece) share a twin of it.
         """
         sharing: dict[int, list[Tensor]] = defaultdict(list)
         for p in self.params:
             sharing[p.untyped_storage().data_ptr()].append(p)
-        shared: dict[int, Tensor] = {}
-        alone = []
-        for address, params in sharing.items():
+        twins: dict[int, Tensor] = {}
+        for params in sharing.values():
             entries = params[0].untyped_storage().nbytes() // params[0].element_size()
             if len(params) > 1 and entries <= 2 * sum(p.numel() for p in params):
-                shared[address] = torch.zeros(entries, dtype=self.dtype, device=self.device)
+                shared = torch.zeros(entries, dtype=self.dtype, device=self.device)
+                twins |= {id(p): shared.as_strided(p.shape, p.stride(), p.storage_offset()) for p in params}
             else:
-                alone += params
-        vector = torch.zeros(sum(p.numel() for p in alone), dtype=self.dtype, device=self.device)
-        pieces = {id(p): piece for p, piece in zip(alone, vector.split([p.numel() for p in alone]), strict=True)}
-        views = []
-        for p in self.params:
-            piece = pieces.get(id(p))
-            if piece is None:
-                twin = shared[p.untyped_storage().data_ptr()]
-                views.append(twin.as_strided(p.shape, p.stride(), p.storage_offset()))
-            elif is_dense(p):
-                views.append(piece.as_strided(p.shape, p.stride(), piece.storage_offset()))
-            else:
-                views.append(piece.view(p.shape))
-        return views
+                twins |= {id(p): torch.zeros_like(p) for p in params}
+        return [twins[id(p)] for p in self.params]
 
     def flatten(self, tensors: Iterable[Tensor | None]) -> Tensor:
         """A new vector with the entries of `tensors`, one for each parameter; None counts as zeros."""

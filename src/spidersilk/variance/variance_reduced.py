@@ -57,7 +57,7 @@ class VarianceReduced(CountsLoops, OverGivenBase):
     generator: seeds the selections, once. process_group: ranks that train together, or "world" (docs/distributed.md).
 
     After a step with move="all" `p.grad` is v (a copy), after a small one with move="selected" None. `state[p]` holds
-    views of flat vectors: "estimate", "memory", "reference", "anchor_estimate". `steps`, `anchors`: done so far;
+    "reference", and views of flat vectors: "estimate", "memory", "anchor_estimate". `steps`, `anchors`: done so far;
     `inner_step`: place in the loop, -1 if an anchor is due; `anchor_share`: of an anchor in pieces; `gradient_queries`.
     """
 

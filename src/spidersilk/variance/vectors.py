@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from spidersilk.checks import Form, check_saved
-from spidersilk.variance import memory
 from spidersilk.variance.flat import Slab, copy_all
 
 
@@ -65,7 +64,7 @@ class Vectors:
 
     def start_memory(self) -> None:
         for m, v in zip(self.memory, self.v, strict=True):
-            memory.start(m, v)
+            m.copy_(v).abs_()
         self.has_memory = True
 
     def distance(self) -> Tensor:

@@ -54,7 +54,7 @@ class Watch:
             for p in engine.vectors.params:
                 p.grad = None  # v has become too noisy and is not taken
             return
-        engine.take(estimates, selections, flag)
+        engine.take(estimates, flag)
         loop.done(inner_step)
         if small is not None and not self._goes_on(small, inner_step, sum(x.numel() for x in values) / engine.d):
             loop.end_loop(small)

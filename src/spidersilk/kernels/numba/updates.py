@@ -118,8 +118,7 @@ def _move_block(v, start, x, gradients, offsets, rates, at):
         rate = rates[at]
         for i in range(n):
             target[i] = to_entry(fused(to_number(part[i]), rate, to_number(target[i])), target[i])
-        if gradients.size:
-            _copy(part, piece_at(gradients[at], size, v)[skipped : skipped + n])
+        _copy(part, piece_at(gradients[at], size, v)[skipped : skipped + n])
         done += n
     return at
 
@@ -130,7 +129,7 @@ def advance(
     decay, keep, bits, histogram,
     x, gradients, offsets, rates,
 ) -> bool:  # fmt: skip
-    """One pass over [start, stop) of v, M (with its histogram unless that is empty) and x (addresses of its pieces).
+    """One pass over [start, stop) of v, M (with its histogram) and x (addresses of its pieces; none: it stays).
 
     Whether all of v is finite comes back.
     """
@@ -149,16 +148,15 @@ def advance(
         i = _change(form, v, anchor, top, of_top, i, end)
         j = _change(form, v, anchor, random, of_random, j, end)
         finite &= _blend_block(part, memory[begin:end], decay, keep)
-        if histogram.size:
-            ahead, here = bits.itemsize * end, bits.itemsize * (begin - (offsets[at] if offsets.size else 0))
-            addresses = (
-                v.ctypes.data + ahead,
-                bits.ctypes.data + ahead,
-                anchor.ctypes.data + ahead if form in (ANCHORED, REFRESH) else 0,
-                x[at] + here if x.size else 0,
-                gradients[at] + here if gradients.size else 0,
-            )
-            _count_block(bits[begin:end], histogram, addresses)
+        ahead, here = bits.itemsize * end, bits.itemsize * (begin - (offsets[at] if offsets.size else 0))
+        addresses = (
+            v.ctypes.data + ahead,
+            bits.ctypes.data + ahead,
+            anchor.ctypes.data + ahead if form in (ANCHORED, REFRESH) else 0,
+            x[at] + here if x.size else 0,
+            gradients[at] + here if x.size else 0,
+        )
+        _count_block(bits[begin:end], histogram, addresses)
         if offsets.size:
             at = _move_block(part, begin, x, gradients, offsets, rates, at)
     return finite

@@ -12,7 +12,7 @@ from torch import Tensor
 from spidersilk.kernels.interface import Entries, Flag, Outcome, Rule, Seed, Step, Tensors, Update
 from spidersilk.kernels.plain import PLAIN, is_grouped
 from spidersilk.kernels.triton import entries, plan, vectors
-from spidersilk.kernels.triton.steps import StepTable, kinds_of, rows_of
+from spidersilk.kernels.triton.steps import kinds_of, rows_of, take_steps
 
 
 class TritonKernels:
@@ -22,9 +22,8 @@ class TritonKernels:
     refuses_non_finite = False
 
     def __init__(self) -> None:
-        self._steps: dict[entries.Kinds, StepTable] = {}
-        self._entries: dict[entries.Kinds, entries.EntryTable] = {}
-        self._tables: dict[tuple[str, tuple[int, ...], torch.device], vectors.FlatTensors] = {}
+        self._tables: dict[tuple[str, entries.Kinds], entries.Table] = {}
+        self._flats: dict[tuple[str, tuple[int, ...], torch.device], vectors.FlatTensors] = {}
 
     def select(self, memory: Tensor, k1: int, k2: int, seed: Seed, hint: object = None) -> tuple[Tensor, Tensor]:
         if not isinstance(seed, Tensor):
@@ -83,17 +82,19 @@ class TritonKernels:
     def step(self, rule: Rule, steps: Sequence[Step]) -> None:
         """One launch for all parameters of one kind."""
         for kinds, alike in _by(kinds_of, steps).items():
-            table, rows = self._steps.get(kinds), rows_of(alike)
-            if table is None or table.rows != rows:
-                table = self._steps[kinds] = StepTable(alike, rows)
-            table.go(rule, alike)
+            take_steps(self._table("steps", kinds, rows_of(alike), alike[0].param.device), rule, alike)
 
     def _through(self, parts: Sequence[Entries], write: bool) -> None:
         for kinds, alike in _by(entries.dtypes_of, parts).items():
-            table, rows = self._entries.get(kinds), list(map(entries.row_of, alike))
-            if table is None or table.rows != rows:
-                table = self._entries[kinds] = entries.EntryTable(alike, rows)
-            table.go(write)
+            rows = list(map(entries.row_of, alike))
+            entries.pass_through(self._table("entries", kinds, rows, alike[0].weight.device), write)
+
+    def _table(self, of: str, kinds: entries.Kinds, rows: list[list[int]], device: torch.device) -> entries.Table:
+        """The last one, if it has these rows."""
+        table = self._tables.get((of, kinds))
+        if table is None or table.given != rows:
+            table = self._tables[of, kinds] = entries.Table(rows, kinds, device)
+        return table
 
     def _move(self, update: Update, rate: float, flag: Tensor) -> list[Tensor]:
         sizes = [p.numel() for p in update.params]
@@ -105,9 +106,9 @@ class TritonKernels:
 
     def _flat_tensors(self, use: str, sizes: Sequence[int], device: torch.device) -> vectors.FlatTensors:
         key = use, tuple(sizes), device
-        if key not in self._tables:
-            self._tables[key] = vectors.FlatTensors(sizes, device)
-        return self._tables[key]
+        if key not in self._flats:
+            self._flats[key] = vectors.FlatTensors(sizes, device)
+        return self._flats[key]
 
 
 T = TypeVar("T")

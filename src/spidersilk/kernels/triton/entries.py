@@ -176,34 +176,35 @@ def tiles_of(sizes: Sequence[int], tile: int) -> np.ndarray:
     return np.stack([numbers, starts], 1)
 
 
-class EntryTable:
-    """The tables of a list of entries, of one device and one dtype each of weights, indices and masters.
-
-    It holds addresses and no tensors, or those that nobody else needs any more would stay.
-    """
-
-    def __init__(self, parts: Sequence[Entries], rows: list[list[int]]):
-        self.rows = rows
-        device = parts[0].weight.device
-        self._tiles = torch.from_numpy(tiles_of([part.master.numel() for part in parts], TILE)).to(device)
-        self._table = torch.tensor(rows, dtype=torch.int64).to(device)
-        self._kinds = dtypes_of(parts[0])
-        self._like = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in self._kinds[:3])
-
-    def go(self, write: bool) -> None:
-        programs = len(self._tiles)
-        if programs:
-            key = "through", write, programs, self._kinds, self._table.get_device()
-            options = {"WRITE": write, "GROUPED": self._kinds[3], "TILE": TILE}
-            launch(key, through, programs, (self._tiles, self._table, *self._like), (), lambda: options)
-
-
 Kinds = tuple[torch.dtype, torch.dtype, torch.dtype, bool]
 
 
 def dtypes_of(part: Entries) -> Kinds:
     """Of weight, indices and master, and whether they are groups: parts with the same can share a table."""
     return part.weight.dtype, part.indices.dtype, part.master.dtype, is_grouped(part.master)
+
+
+class Table:
+    """A table with a row for each of many parts of one kind, and for each tile of values which row it is of.
+
+    It holds addresses and no tensors, or those that nobody else needs any more would stay. In each row the fourth entry
+    is the number of values; what else is in it is the kernels' affair.
+    """
+
+    def __init__(self, rows: list[list[int]], kinds: Kinds, device: torch.device):
+        self.given, self.kinds, self.tile = rows, kinds, TILE
+        self.rows = torch.tensor(rows, dtype=torch.int64).to(device)
+        self.tiles = torch.from_numpy(tiles_of([row[3] for row in rows], TILE)).to(device)
+        self.like = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in kinds[:3])
+
+
+def pass_through(table: Table, write: bool) -> None:
+    """See `through`; the rows are those of `row_of`."""
+    programs = len(table.tiles)
+    if programs:
+        key = "through", write, programs, table.kinds, table.rows.get_device()
+        options = {"WRITE": write, "GROUPED": table.kinds[3], "TILE": table.tile}
+        launch(key, through, programs, (table.tiles, table.rows, *table.like), (), lambda: options)
 
 
 def row_of(part: Entries) -> list[int]:

@@ -42,8 +42,7 @@ def transfer(
 
 @triton.jit
 def _move_tile(
-    x_address, grad_ptr, v_ptr, at, size, rate, HAS_GRAD: tl.constexpr, WORK: tl.constexpr, TILE: tl.constexpr,
-    FULL: tl.constexpr,
+    x_address, grad_ptr, v_ptr, at, size, rate, WORK: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr
 ):  # fmt: skip
     offsets = at + tl.arange(0, TILE)
     mask = None if FULL else offsets < size
@@ -53,15 +52,13 @@ def _move_tile(
     v = tl.load(v_ptr + offsets, mask=mask)
     x = tl.load(x_ptr + offsets, mask=mask).to(WORK)
     tl.store(x_ptr + offsets, (x - rate * v.to(WORK)).to(v.dtype), mask=mask)
-    if HAS_GRAD:
-        tl.store(grad_ptr + offsets, v, mask=mask)
+    tl.store(grad_ptr + offsets, v, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rate_high", "rate_low"])
 def move(
-    table_ptr, starts_ptr, sizes_ptr, first_tiles_ptr, grad_ptr, v_ptr, flag_ptr, rate_ptr, rate_high, rate_low,
-    HAS_GRAD: tl.constexpr, RATE_ON_DEVICE: tl.constexpr, TENSORS: tl.constexpr, WORK: tl.constexpr,
-    TILE: tl.constexpr,
+    table_ptr, starts_ptr, sizes_ptr, first_tiles_ptr, grad_ptr, v_ptr, flag_ptr, rate_high, rate_low,
+    TENSORS: tl.constexpr, WORK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one tensor: x := x - rate v and gradient := v; if the flag is up, x stays and the gradient is 0."""
     pid = tl.program_id(0)
@@ -70,15 +67,15 @@ def move(
     size = tl.load(sizes_ptr + tensor)
     start = tl.load(starts_ptr + tensor)
     address = tl.load(table_ptr + tensor)
-    rate = tl.load(rate_ptr).to(WORK) if RATE_ON_DEVICE else _number(rate_high, rate_low, WORK)
+    rate = _number(rate_high, rate_low, WORK)
     if tl.load(flag_ptr) == 0:
         # Rounding a start that is a multiple of 16 already tells the compiler so: wide loads and stores.
         if ((address | start) & 15 == 0) & (at + TILE <= size):
             start = start // 16 * 16
-            _move_tile(address, grad_ptr + start, v_ptr + start, at, size, rate, HAS_GRAD, WORK, TILE, True)
+            _move_tile(address, grad_ptr + start, v_ptr + start, at, size, rate, WORK, TILE, True)
         else:
-            _move_tile(address, grad_ptr + start, v_ptr + start, at, size, rate, HAS_GRAD, WORK, TILE, False)
-    elif HAS_GRAD:
+            _move_tile(address, grad_ptr + start, v_ptr + start, at, size, rate, WORK, TILE, False)
+    else:
         offsets = at + tl.arange(0, TILE)
         nothing = tl.zeros([TILE], dtype=grad_ptr.dtype.element_ty)
         tl.store(grad_ptr + start + offsets, nothing, mask=offsets < size)

@@ -14,8 +14,8 @@ import triton.language as tl
 
 # Places in the state. The bounds guessed by the small sample, and by the large one; what the first pass has counted:
 HIGH0, LOW0, SAMPLED_ABOVE, SAMPLED_AT_HIGH, HIGH, LOW, ABOVE, AT_HIGH, AT_LOW = (tl.constexpr(i) for i in range(9))
-# the last coordinate at the threshold that is in the top part; the last pair drawn; whether the draw failed; its words.
-CUT, LAST_RANDOM, LAST_INDEX, FAILED, WORDS = (tl.constexpr(9 + i) for i in range(5))
+# the last coordinate at the threshold that is in the top part; whether the draw failed.
+CUT, FAILED = (tl.constexpr(9 + i) for i in range(2))
 DONE = tl.constexpr(16)  # from here on: how many programs of each pass have finished
 ROWS = tl.constexpr(32)  # from here on, for each level: the first and last possible key, its place, how many there are
 # Three rows of totals: for each program, how many coordinates before its own (at first: of its own) are in the top part

@@ -16,10 +16,9 @@ import triton
 import triton.language as tl
 
 from spidersilk.kernels.interface import Rule, Step
-from spidersilk.kernels.triton.entries import Kinds, dtypes_of, origin, row_of, tiles_of
+from spidersilk.kernels.triton.entries import Kinds, Table, dtypes_of, origin, row_of
 from spidersilk.kernels.triton.launch import launch
 
-TILE = 1024
 ROW: tl.constexpr = tl.constexpr(12)  # columns of the table: those of `entries.origin`, and three for state
 NUMBERS: tl.constexpr = tl.constexpr(8)  # for each group
 
@@ -94,34 +93,25 @@ def step(
     tl.store(entry, x.to(held.dtype), mask=copied)
 
 
-class StepTable:
-    """The table of parameters whose weights, indices and values are each of one dtype, on one device."""
-
-    def __init__(self, steps: Sequence[Step], rows: list[list[int]]):
-        self.rows = rows
-        device, self._kinds = steps[0].param.device, kinds_of(steps[0])
-        self._table = torch.tensor(rows, dtype=torch.int64).to(device)
-        self._tiles = torch.from_numpy(tiles_of([given.param.numel() for given in steps], TILE)).to(device)
-        self._like = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in self._kinds[:3])
-
-    def go(self, rule: Rule, steps: Sequence[Step]) -> None:
-        programs = len(self._tiles)
-        if not programs:
-            return
-        if rule == "adamw":
-            torch._foreach_add_([given.state[2] for given in steps], 1)  # pyright: ignore[reportPrivateImportUsage]
-        groups: dict[tuple[float, ...], int] = {}
-        whose = [groups.setdefault(given.numbers, len(groups)) for given in steps]
-        numbers = np.zeros((len(groups), NUMBERS.value))
-        for group, given in enumerate(groups):
-            logarithms = [math.log(b) if b > 0 else -math.inf for b in given[1:3]] if rule == "adamw" else []
-            numbers[group, : len(given) + len(logarithms)] = [*given, *logarithms]
-        gradients = [given.gradient.data_ptr() for given in steps]
-        sent = np.concatenate([np.array([gradients, whose], np.int64).ravel(), numbers.ravel().view(np.int64)])
-        tensors = self._tiles, self._table, torch.from_numpy(sent).to(self._table.device, non_blocking=True)
-        key = "step", rule, programs, self._kinds, self._table.get_device()
-        options = {"ADAMW": rule == "adamw", "GROUPED": self._kinds[3], "TILE": TILE}
-        launch(key, step, programs, (*tensors, *self._like), (len(steps),), lambda: options)
+def take_steps(table: Table, rule: Rule, steps: Sequence[Step]) -> None:
+    """A step of each parameter; the rows are those of `rows_of`."""
+    programs = len(table.tiles)
+    if not programs:
+        return
+    if rule == "adamw":
+        torch._foreach_add_([given.state[2] for given in steps], 1)  # pyright: ignore[reportPrivateImportUsage]
+    groups: dict[tuple[float, ...], int] = {}
+    whose = [groups.setdefault(given.numbers, len(groups)) for given in steps]
+    numbers = np.zeros((len(groups), NUMBERS.value))
+    for group, given in enumerate(groups):
+        logarithms = [math.log(b) if b > 0 else -math.inf for b in given[1:3]] if rule == "adamw" else []
+        numbers[group, : len(given) + len(logarithms)] = [*given, *logarithms]
+    gradients = [given.gradient.data_ptr() for given in steps]
+    sent = np.concatenate([np.array([gradients, whose], np.int64).ravel(), numbers.ravel().view(np.int64)])
+    tensors = table.tiles, table.rows, torch.from_numpy(sent).to(table.rows.device, non_blocking=True)
+    key = "step", rule, programs, table.kinds, table.rows.get_device()
+    options = {"ADAMW": rule == "adamw", "GROUPED": table.kinds[3], "TILE": table.tile}
+    launch(key, step, programs, (*tensors, *table.like), (len(steps),), lambda: options)
 
 
 def kinds_of(given: Step) -> Kinds:
@@ -131,7 +121,7 @@ def kinds_of(given: Step) -> Kinds:
 
 
 def rows_of(steps: Sequence[Step]) -> list[list[int]]:
-    """Of the table: addresses and no tensors, or those that nobody else needs any more would stay."""
+    """Of the table."""
     rows = []
     for param, _, state, entries, _ in steps:
         copied = [0, 0, param.data_ptr(), param.numel(), 0, 0, 0, 0, 0] if entries is None else row_of(entries)

@@ -132,28 +132,16 @@ def transfer(flat: FlatTensors, table: Tensor, indices: Tensor, values: Tensor, 
         )
 
 
-def move(x: FlatTensors, table: Tensor, gradient: Tensor | None, v: Tensor, lr: float | Tensor, flag: Tensor) -> None:
-    """x -= lr v, and `gradient`, a vector, := v. Where flag (int64, one entry) is not 0, x stays and `gradient` is 0.
-
-    lr is a float, or a tensor of one entry on the device, which a graph reads anew at each replay.
-    """
-    number, rate = (0.0, lr) if isinstance(lr, Tensor) else (lr, v)
+def move(x: FlatTensors, table: Tensor, gradient: Tensor, v: Tensor, rate: float, flag: Tensor) -> None:
+    """x -= rate v, and `gradient`, a vector, := v. Where flag (int64, one entry) is not 0, x stays and it is 0."""
     if x.tiles:
-        on_device = isinstance(lr, Tensor)
         launch(
-            ("move", x.tiles, x.padded, x.tile, v.dtype, v.get_device(), rate.dtype, gradient is None, on_device),
+            ("move", x.tiles, x.padded, x.tile, v.dtype, v.get_device()),
             triton_flat.move,
             x.tiles,
-            (table, x.starts, x.tensor_sizes, x.first_tiles, v if gradient is None else gradient, v, flag, rate),
-            _parts(number),
-            lambda: {
-                "HAS_GRAD": gradient is not None,
-                "RATE_ON_DEVICE": on_device,
-                "TENSORS": x.padded,
-                "WORK": _work(v),
-                "TILE": x.tile,
-                "num_warps": MOVE_WARPS,
-            },
+            (table, x.starts, x.tensor_sizes, x.first_tiles, gradient, v, flag),
+            _parts(rate),
+            lambda: {"TENSORS": x.padded, "WORK": _work(v), "TILE": x.tile, "num_warps": MOVE_WARPS},
         )
 
 

@@ -84,7 +84,6 @@ class TaskSource:
     def __init__(self, task: Task, anchor: int, small: int):
         self.task, self.anchor_size, self.small_size, self.samples = task, anchor, small, task.samples
         self.loss, self.stepped, self.prepare = task.loss, task.stepped, task.set_reference
-        self.state_dict, self.load_state_dict = task.state_dict, task.load_state_dict
 
     def batches(self, inner: InnerLength, seed: int) -> Iterator[tuple[Any, Any]]:
         return iter(self.task.batches(self.anchor_size, self.small_size, inner, torch.Generator().manual_seed(seed)))

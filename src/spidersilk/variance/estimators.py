@@ -1,4 +1,8 @@
-"""What an estimator is, and which ones there are."""
+"""Estimators: how v follows from a small step's difference of gradients, and which ones there are.
+
+A new one is a formula in plain torch and a call of `register`. `reference=` then knows its name, and it runs on every
+backend; one that names a fused form runs as that kernel where the backend has it.
+"""
 
 from __future__ import annotations
 
@@ -59,3 +63,35 @@ def find(reference: str, scaling: Scaling) -> Estimator:
             f"scaling = {scaling!r} with reference = {reference!r}: only reference={', '.join(map(repr, fit))} has it"
         )
     return _KNOWN[reference, scaling]
+
+
+def recursive(update: Update) -> None:
+    """SPIDER: v := v + rtop(g(x_t) - g(x_{t-1})), the difference to the previous iterate (Algorithm 1, line 11)."""
+    if update.indices is None:
+        update.v.add_(update.values)
+    else:
+        update.v.index_add_(0, update.indices, update.weighed())
+
+
+def anchored(update: Update) -> None:
+    """SVRG: v := v_anchor + rtop(g(x_t) - g(x_anchor)). The noise of rtop is fresh at each step and never compounds."""
+    assert update.v_anchor is not None
+    update.v.copy_(update.v_anchor)
+    recursive(update)
+
+
+def refresh(update: Update) -> None:
+    """SVRG that keeps what it refreshed: v := v_anchor + difference on the selection, elsewhere v stays as it was."""
+    assert update.v_anchor is not None
+    assert update.indices is not None
+    update.v.index_copy_(0, update.indices, update.v_anchor[update.indices].add_(update.values))
+
+
+def on_selection(v_anchor: Tensor, values: Tensor, selection: Selection) -> Tensor:
+    """v_anchor + difference on the selected coordinates, unscaled."""
+    return selection.gather(v_anchor).add_(values)
+
+
+RECURSIVE = register(Estimator("previous", "previous", recursive, fused="recursive"))
+ANCHORED = register(Estimator("anchor", "anchor", anchored, fused="anchored", on_selection=on_selection))
+REFRESH = register(Estimator("anchor", "anchor", refresh, scalings=("refresh",), fused="refresh"))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 
 from spidersilk.kernels.interface import Update
+from spidersilk.kernels.plain import remember
 from spidersilk.operator.selection import Selection
-from spidersilk.variance import memory
-from spidersilk.variance.estimators.anchored import ANCHORED
-from spidersilk.variance.estimators.recursive import RECURSIVE
-from spidersilk.variance.estimators.refresh import REFRESH
-from spidersilk.variance.estimators.registry import Estimator
+from spidersilk.variance.estimators import ANCHORED, RECURSIVE, REFRESH, Estimator
+from spidersilk.variance.flat import Slab
+from spidersilk.variance.vectors import Vectors
 
 S = Selection(torch.tensor([1]), torch.tensor([3]), 4.0, 5)  # k1 = k2 = 1 of 5
 
@@ -30,7 +31,7 @@ def apply(
     indices = None if selection is None else selection.indices
     scale = selection.scale if selection is not None and scaling == "unbiased" else 1.0
     k1 = 0 if selection is None else selection.k1
-    estimator.formula(Update(v, values, estimator.formula, memory.update, None, v_anchor, None, indices, k1, scale))
+    estimator.formula(Update(v, values, estimator.formula, None, v_anchor, None, indices, k1, scale))
 
 
 def test_recursive() -> None:
@@ -61,10 +62,10 @@ def test_selected() -> None:
 
 
 def test_memory_start_and_decay() -> None:
-    m = vector(0, 0, 0, 0, 0)
-    memory.start(m, vector(-1, 2, -3, 4, 0))
+    vectors = Vectors([Slab([vector(0, 0, 0, 0, 0)], [0])], defaultdict(dict), anchor_estimate=False, memory=True)
+    vectors.v[0].copy_(vector(-1, 2, -3, 4, 0))
+    vectors.start_memory()
+    (m,) = vectors.memory
     assert m.tolist() == [1, 2, 3, 4, 0]
-    memory.update(Update(vector(-3, 0, 3, -4, 1), vector(), memory.update, memory.update, memory=m, decay=0.25))
+    remember(m, vector(-3, 0, 3, -4, 1), 0.25)
     assert m.tolist() == [1.5, 1.5, 3, 4, 0.25]
-    memory.update_selected(m, S, vector(-5.5, 0), 0.5)
-    assert m.tolist() == [1.5, 3.5, 3, 2, 0.25]
