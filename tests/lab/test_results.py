@@ -353,16 +353,6 @@ def test_the_table_of_logistic_regression() -> None:
         )
 
 
-def test_the_range_of_networks_on_the_page_of_performance() -> None:
-    told = [
-        [float(_told(name, "sparse-adamw", unit)) for name in HEADLINES.values()] for unit in ("queries", "seconds")
-    ]
-    (least, most), (fast, slow) = ((min(each), max(each)) for each in told)
-    text = " ".join((ROOT / "docs" / "performance.md").read_text().split())
-    assert f"needed {least} to {most} of the queries of the best dense rival on six tasks" in text
-    assert f"and {fast} to {slow:g} times its seconds" in text
-
-
 # Seconds, and the picture. Tables of memory and seconds are in test_tables.py.
 
 
