@@ -16,16 +16,17 @@ ONE_SEQUENCE = ("memory_2_7b_1_cuda", "memory_2_7b_1_peers_cuda")
 EIGHT_SEQUENCES = ("memory_2_7b_8_cuda", "backprop_2_7b_8_cuda")
 TUNED = "tune_finetune_85m_ptb_600_linear"  # of `spidersilk tune`
 PICTURE = RESULTS / "benchmarks" / f"{ONE_SEQUENCE[0]}.png"
-HEAD = ("GPT on one H200", "2.7 B: peak GiB", "step / AdamW's, one sequence", "eight sequences",
-        "85 M: loss of the best trial; two more seeds")  # fmt: skip
+HEAD = ("GPT, bfloat16, one H200", "2.7 B, one sequence: peak GiB", "step / AdamW's",
+        "eight sequences: step / AdamW's", "85 M: loss with seeds 0; 1, 2")  # fmt: skip
 # The rows of the table: the method in the benchmarks, and in the tuning.
 ROWS = {
     "AdamW, fused": ("adamw", "adamw"),
     "8-bit AdamW (bitsandbytes)": ("adamw-8bit", "adamw-8bit"),
+    "BAdam, a block of layers at a time": ("badam", "badam"),
     "LoRA, rank 64": ("lora-64", "lora"),
-    "**SparseAdamW**, entries, 5 %": ("sparse-5", ""),
-    "**SparseAdamW**, entries, 10 %": ("sparse-10", "sparse-adamw"),
-    "**SparseAdamW**, columns, 10 %": ("columns-10", "sparse-adamw-columns"),
+    "**SparseAdamW**, entries, `k2=0.1`": ("sparse-10", "sparse-adamw"),
+    "**SparseAdamW**, entries, `k2=0.05`": ("sparse-5", ""),
+    "**SparseAdamW**, columns, `k2=0.1`": ("columns-10", "sparse-adamw-columns"),
 }
 BARS = {
     "AdamW": "adamw",
@@ -39,6 +40,7 @@ BARS = {
     "SparseAdamW, 5 % of entries": "sparse-5",
     "SparseAdamW, 1 % of entries": "sparse-1",
 }
+NONE = "–"  # not measured
 OURS, OTHERS = "#b3261e", "#6b7a8f"
 
 
@@ -83,7 +85,7 @@ def fine_tuned() -> dict[str, str]:
     """The loss of the best trial, and of the final runs, by method."""
     methods = json.loads((RESULTS / "tune" / f"{TUNED}.json").read_text())["methods"]
     seeds = {name: ", ".join(f"{loss:.3f}" for loss in of.get("lowest", [])) for name, of in methods.items()}
-    return {name: f"{of['loss']:.3f}; {seeds[name] or 'not run'}" for name, of in methods.items()}
+    return {name: f"{of['loss']:.3f}; {seeds[name] or NONE}" for name, of in methods.items()}
 
 
 def table() -> str:
@@ -91,10 +93,10 @@ def table() -> str:
     one, eight, tuned = measured(), eight_sequences(), fine_tuned()
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     for title, (method, name) in ROWS.items():
-        several = f"{eight[method]:.2f}" if method in eight else ""
+        several = f"{eight[method]:.2f}" if method in eight else NONE
         times = ["1", "1"] if method == "adamw" else [_range(one[method].ratios), several]
-        cells = [title, f"{one[method].gib:.2f}", *times, tuned.get(name, "")]
-        lines.append("".join(f"| {cell} " if cell else "| " for cell in cells) + "|")
+        cells = [title, f"{one[method].gib:.2f}", *times, tuned.get(name, NONE)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
