@@ -15,7 +15,7 @@ help:
 	@echo "make test-slow  the others: long statistics, several processes, Triton's interpreter, the browser, trainers"
 	@echo "make lint       ruff and pyright"
 	@echo "make docs       the site, in build/site/index.html; any warning is an error"
-	@echo "make bench      two published benchmarks: the loader, and logistic regression on w8a"
+	@echo "make bench      a published benchmark: an optimizer step without its gradients, on one thread"
 	@echo "make clean      remove .venv and what the tools left behind"
 	@echo "Set SPIDERSILK_DATA to the folder of the data sets; tests that need it are skipped without it."
 
@@ -55,8 +55,7 @@ docs: $(SITE)
 	@echo "the site is in build/site/index.html"
 
 bench: $(RUNS)
-	$(BIN)/python benchmarks/loader.py
-	$(BIN)/python benchmarks/logistic.py
+	$(BIN)/python benchmarks/step.py --sizes 62006 308310 11173962
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -6,17 +6,17 @@ python benchmarks/adaptive.py --save            # about an hour on two cores, tw
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from record import RESULTS, save
 from rich.console import Console
 
 from spidersilk.lab.run import batch
 from spidersilk.lab.run.config import RunConfig
+from spidersilk.lab.run.curve import BROKEN, load_run, median_cost
 
 METHODS = {
     "SpiderBoost, m = 10": ("spiderboost", 10),
@@ -29,29 +29,15 @@ TARGETS = (0.6, 0.5, 0.4, 0.3, 0.2)
 
 
 def configs(model: str, seeds: int, budget: float) -> dict[str, list[RunConfig]]:
-    options = {"model": model, "data": "mnist", "eval_samples": 5000}
+    common: dict[str, Any] = {"options": {"model": model, "data": "mnist", "eval_samples": 5000}, "budget": budget}
+    common |= {"eval_every": 0.05, "lr": 0.1, "checkpoint_every": 1e9}
     return {
         title: [
-            RunConfig(
-                "image",
-                optimizer,
-                name=f"{model}-{optimizer}-{inner}-{seed}",
-                seed=seed,
-                options=options,
-                budget=budget,
-                eval_every=0.05,
-                inner_steps=inner,
-                lr=0.1,
-                checkpoint_every=1e9,
-            )
+            RunConfig("image", name, f"{model}-{name}-{inner}-{seed}", seed, inner_steps=inner, **common)
             for seed in range(seeds)
         ]
-        for title, (optimizer, inner) in METHODS.items()
+        for title, (name, inner) in METHODS.items()
     }
-
-
-def queries_to(rows: list[dict], target: float) -> float | None:
-    return next((row["queries"] for row in rows if row["train_loss"] <= target), None)
 
 
 def main() -> None:
@@ -81,24 +67,13 @@ def main() -> None:
 
 def _figures(folder: Path, configs: list[RunConfig]) -> dict:
     """Medians over seeds; a run that never reaches the target counts as infinite, and an infinite median is None."""
-    runs, statuses, lengths = [], [], []
-    for config in configs:
-        rows = [json.loads(line) for line in (folder / config.name / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads((folder / config.name / "summary.json").read_text())
-        statuses.append(summary["status"])
-        runs.append(rows)
-        last = rows[-1]
-        lengths.append(last["updates"] / max(1, summary["anchors"]))
-    told: dict[str, float | None] = {}
-    for target in TARGETS:
-        reached = [queries_to(rows, target) for rows in runs]
-        median = statistics.median(math.inf if q is None else q for q in reached)
-        told[str(target)] = None if math.isinf(median) else round(median, 3)
+    curves = [load_run(folder / config.name) for config in configs]
+    lengths = [curve.rows[-1]["updates"] / max(1, curve.summary["anchors"]) for curve in curves]
+    costs = {str(target): median_cost(curves, "train_loss", target) for target in TARGETS}
     return {
-        "queries_to": told,
-        "final_loss": [round(rows[-1]["train_loss"], 4) for rows in runs],
-        "diverged": statuses.count("diverged"),
-        "collapsed": statuses.count("collapsed"),
+        "queries_to": {target: None if cost is None else round(cost, 3) for target, cost in costs.items()},
+        "final_loss": [round(curve.rows[-1]["train_loss"], 4) for curve in curves],
+        **{status: sum(curve.status == status for curve in curves) for status in BROKEN},
         "mean_length": round(statistics.fmean(lengths), 2),
     }
 

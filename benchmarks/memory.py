@@ -5,15 +5,14 @@ python benchmarks/memory.py --size 20m --threads 1       # on a CPU: times alone
 python benchmarks/memory.py --methods adamw,sparse-5,adamw-8bit,galore,apollo-mini,badam --steps 200 --repeats 3
 
 Methods: adamw; sparse-P and sparse-top-P (P % of the entries, at random or by their gradient); columns-P, rows-P, and
-with -top- likewise; lora-R (rank R); the rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]'); and 0.1.0,
-the SparseAdamW of that release, found by --release <checkout of 0.1.0>/src.
+with -top- likewise; lora-R (rank R); and the rivals of spidersilk.lab.peers (pip install 'spidersilk[peers]').
 
 Each method runs in a process of its own, one after another; with --turns N all processes are there at the same time and
 their timed steps take turns, in N blocks each, so that a slow minute of the machine is everybody's (their memory must
 fit on the device together; `first_ms` is then of processes that all begin at once). --repeats starts them anew. An
 anchor is a step that makes a new selection or projection (galore, apollo-mini: every 200 steps), or changes blocks
-(badam: every 100). Times are of `--steps` steps after a warm-up. For sparse training and 0.1.0 one of them is an
-anchor, and the warm-up had some, which compiled their kernels; for the others as many are as their own periods bring.
+(badam: every 100). Times are of `--steps` steps after a warm-up. For sparse training one of them is an anchor, and the
+warm-up had some, which compiled their kernels; for the others as many are as their own periods bring.
 `anchors` is how many, `anchor_ms` the slowest of them, and `first_ms` the very first step, at which galore makes its
 first projections. Memory is the peak of torch.cuda.max_memory_allocated since the model was made; the last steps are
 with new selections, `micro_batches` and clipping (`clipped`), where the method can have them.
@@ -23,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import subprocess
 import sys
@@ -35,31 +33,13 @@ from typing import Any
 
 import gpt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import spidersilk as silk
+from spidersilk.lab import peers
 
 METHODS = ("adamw", "in-backward", "sparse-5", "sparse-1", "sparse-top-5", "lora-16")
-RELEASE = "0.1.0"
 WARM_UP = 5
-
-
-class Release:
-    """SparseAdamW of release 0.1.0, which wants a closure; a loop is an anchor and `inner_steps - 1` small steps."""
-
-    def __init__(self, model: nn.Module, lr: float, inner: int):
-        seed = torch.Generator().manual_seed(0)
-        given: dict[str, Any] = {"k1": 0.05, "anchor_move": "selected", "generator": seed}
-        self.optimizer: Any = silk.SparseAdamW(model.parameters(), lr, **given)
-        self.inner_steps, self.age = inner, 0  # small steps, the anchor included, since the last one began
-
-    def step(self, closure: Callable[[], Tensor]) -> None:
-        self.age %= self.inner_steps
-        self.optimizer.step(closure, anchor=self.age == 0)
-        self.age += 1
-
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
 
 
 def sparse(model: nn.Module, method: str, lr: float, inner: int) -> Any:
@@ -74,36 +54,25 @@ def make(method: str, model: nn.Module, inner: int) -> Any:
     lr = 1e-4
     if method == "adamw":
         return torch.optim.AdamW(model.parameters(), lr, fused=next(model.parameters()).is_cuda)
-    if method == RELEASE:
-        return Release(model, lr, inner)
     if method.startswith("lora"):
-        return rivals().lora(model, int(method.split("-")[1]), lr)
+        return peers.lora(model, int(method.split("-")[1]), lr)
     if method.startswith(("sparse", "columns", "rows")):
         return sparse(model, method, lr, inner)
-    return rivals().make(method, model, lr)
+    return peers.make(method, model, lr)
 
 
-def rivals() -> Any:
-    """The module of rivals and LoRA, which release 0.1.0 does not have."""
-    from spidersilk.lab import peers
-
-    return peers
-
-
-def refusal(method: str, release: str | None = None) -> str | None:
+def refusal(method: str) -> str | None:
     """Why a method cannot run here, in one line."""
-    if method == RELEASE and not release:
-        return "0.1.0 needs that release: --release <checkout of 0.1.0>/src"
-    if method in ("adamw", RELEASE) or re.fullmatch(r"lora-[1-9]\d*", method):
+    if method == "adamw" or re.fullmatch(r"lora-[1-9]\d*", method):
         return None
     share = re.fullmatch(r"(?:sparse|columns|rows)-(?:top-)?(\d+(?:\.\d+)?)", method)
     if share:
         return None if 0 < float(share[1]) <= 100 else f"{method}: {share[1]} % must be above 0 and at most 100"
-    if method not in rivals().PEERS:
-        known = ", ".join(["adamw", "sparse-P", "sparse-top-P", "columns-P", "rows-P", "lora-R", *rivals().PEERS])
+    if method not in peers.PEERS:
+        known = ", ".join(["adamw", "sparse-P", "sparse-top-P", "columns-P", "rows-P", "lora-R", *peers.PEERS])
         return f"there is no method {method!r}; there are {known}"
     try:
-        rivals().check(method)
+        peers.check(method)
     except ImportError as error:
         return str(error)
     return None
@@ -123,9 +92,9 @@ class Run:
         torch.manual_seed(given.seed)
         self.optimizer = make(self.method, self.model, 2)
         self.called: Any = torch.compile(self.model) if given.compile else self.model
-        self.peer = None if silk.__version__ == RELEASE else rivals().PEERS.get(self.method)
-        whole = self.peer is None or self.peer.whole_gradients
-        self.micro, self.clips = 4 if whole else 1, whole and self.method != RELEASE
+        self.peer = peers.PEERS.get(self.method)
+        self.clips = self.peer is None or self.peer.whole_gradients
+        self.micro = 4 if self.clips else 1
         self.updates = 0
 
     def wait(self) -> None:
@@ -133,21 +102,11 @@ class Run:
             torch.cuda.synchronize()
 
     def step(self, micro: int = 1, clip: bool = False) -> None:
-        def evaluate() -> Tensor:
-            losses = []
-            for _ in range(micro):
-                loss = self.called(self.tokens) / micro
-                loss.backward()
-                losses.append(loss.detach())
-            return torch.stack(losses).sum()
-
-        if self.method == RELEASE:
-            self.optimizer.step(evaluate)
-        else:
-            evaluate()
-            if clip:
-                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
+        for _ in range(micro):
+            (self.called(self.tokens) / micro).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
         self.optimizer.zero_grad()
         self.updates += 1
 
@@ -162,8 +121,7 @@ class Run:
         """Whether the last step was one. A selection by the gradient is made when the next gradient arrives."""
         if self.peer is not None:
             return bool(self.peer.every) and (self.updates - 1) % self.peer.every == self.peer.at
-        by_gradient = "top" in self.method or self.method == RELEASE
-        return hasattr(self.optimizer, "age") and self.optimizer.age == (1 if by_gradient else 0)
+        return hasattr(self.optimizer, "age") and self.optimizer.age == (1 if "top" in self.method else 0)
 
     @property
     def anchor_every(self) -> int | None:
@@ -260,7 +218,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=1, help="blocks of timed steps, in which methods take turns")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--once", default="", help="further methods, which run in the first repeat alone")
-    parser.add_argument("--release", help="folder with the package spidersilk of release 0.1.0")
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--name", default="memory", help="how the saved file's name begins")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -276,13 +233,12 @@ def arguments() -> argparse.Namespace:
 class Process:
     """One method in a process of its own. It prints READY and waits for a line before each block, RESULT at the end."""
 
-    def __init__(self, method: str, given: argparse.Namespace, repeat: int):
+    def __init__(self, method: str, repeat: int):
         self.method = method
         command = [sys.executable, __file__, *sys.argv[1:], "--one", method, "--seed", str(repeat)]
-        environment = os.environ | ({"PYTHONPATH": given.release} if method == RELEASE else {})
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors, "text": True}
-        self._process = subprocess.Popen(command, env=environment, **pipes)
+        self._process = subprocess.Popen(command, **pipes)
         self.result: str | None = None
 
     def take_turn(self) -> None:
@@ -311,7 +267,7 @@ class Process:
 def take_turns(methods: list[str], given: argparse.Namespace, repeat: int) -> Iterator[Process]:
     """Run these at the same time, or one after another if there is but one turn."""
     for together in [methods] if given.turns > 1 else [[method] for method in methods]:
-        processes = [Process(method, given, repeat) for method in together]
+        processes = [Process(method, repeat) for method in together]
         for process in processes:
             process.wait()
         for _ in range(given.turns):
@@ -334,7 +290,7 @@ def main() -> None:
             raise SystemExit(str(error)) from error
         return
     methods, once = given.methods.split(","), [method for method in given.once.split(",") if method]
-    refused = {method: line for method in methods + once if (line := refusal(method, given.release))}
+    refused = {method: line for method in methods + once if (line := refusal(method))}
     for line in refused.values():
         print("error:", line, flush=True)
     results: list[dict[str, Any]] = []

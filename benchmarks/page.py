@@ -17,13 +17,13 @@ import page_splits
 import page_tuned
 from page_paper import markdown_table
 
+from spidersilk.lab.data.files import write_atomically
 from spidersilk.lab.experiments.ablations import ablations
 from spidersilk.lab.experiments.claims import CLAIMS, Claim
 from spidersilk.lab.experiments.paper import PRINTED
 from spidersilk.lab.report import comparison, verdicts
 from spidersilk.lab.report.evidence import Chapter
 from spidersilk.lab.report.judging import NOT_RUN, Material, Verdict
-from spidersilk.lab.run.folder import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATES = Path(__file__).parent / "page_templates"

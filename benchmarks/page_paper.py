@@ -6,13 +6,14 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from spidersilk.lab.report.cells import listed
+from spidersilk.lab.report.cells import head_of, listed, value_of
 from spidersilk.lab.report.comparison import FEWER, MORE, compare
 from spidersilk.lab.report.evidence import LOSS, SLACK, Chapter, Group, number
 from spidersilk.lab.report.figures import QUERIES, panels, png
-from spidersilk.lab.report.tuned import SECOND, SECOND_NAMES, second_text
+from spidersilk.lab.report.tuned import SECOND
 from spidersilk.lab.run.curve import Curve
 
 COUNTS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 50, 100, 150)
@@ -82,7 +83,7 @@ def curves_table(chapter: Chapter) -> str:
 
     def cell(group: Group, count: float) -> str:
         loss = told_at(group, count, LOSS, number)
-        other = told_at(group, count, second, lambda value: second_text(value, second))
+        other = told_at(group, count, second, partial(value_of, second))
         return " / ".join(filter(None, (loss, other))) or "-"
 
     rivals = [g for g in (chapter.dense, chapter.find("sgd")) if g.curves]
@@ -94,7 +95,7 @@ def curves_table(chapter: Chapter) -> str:
         rows.append([*named, *cells, *(_beside(chapter, group, rival) for rival in rivals), state(chapter, group)])
     beside = [f"beside {rival.label}" for rival in rivals]
     head = ["", "lr", "m", "seeds", *(f"{c:g} N" for c in columns), *beside, "how far"]
-    return f"Training loss / {SECOND_NAMES[second]} at queries:\n\n" + markdown_table(head, rows)
+    return f"Training loss / {head_of(second)} at queries:\n\n" + markdown_table(head, rows)
 
 
 def _many(group: Group) -> str:

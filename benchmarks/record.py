@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import spidersilk
-from spidersilk.lab.run.folder import write_atomically
+from spidersilk.lab.data.files import write_atomically
 from spidersilk.lab.run.machine import machine, revision
 
 ROOT = Path(__file__).resolve().parent.parent

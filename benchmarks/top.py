@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 import record
 from rich.console import Console
 
-from spidersilk.lab.experiments.grid import following_rate
 from spidersilk.lab.run import batch
 from spidersilk.lab.run.check import check_runs
 from spidersilk.lab.run.collect import plain
@@ -38,8 +37,21 @@ from spidersilk.lab.run.folder import FINISHED, Summary
 from spidersilk.lab.settings import nearest
 
 SPLITS = {"0:1": (0, 1), "1:1": (1, 1), "1:0": (1, 0)}
+MOST = 5  # step sizes of a split
 FOR_GOOD = 10**6  # updates: longer than any run here
 Result = dict[str, Any]
+
+
+def following(centre: float, losses: dict[float, float]) -> list[float]:
+    """The step sizes to try next: three four times apart, then one further out while the best is at the edge. `losses`
+    are those of the step sizes so far."""
+    missing = [lr for lr in (plain(centre * f, 6) for f in (0.25, 1.0, 4.0)) if lr not in losses]
+    if missing or len(losses) >= MOST:
+        return missing
+    best = min(losses, key=lambda lr: losses[lr])
+    if not math.isfinite(losses[best]):
+        return [plain(min(losses) / 4, 6)]
+    return [plain(best * f, 6) for edge, f in ((min(losses), 0.25), (max(losses), 4.0)) if best == edge]
 
 
 class Cell(NamedTuple):
@@ -194,7 +206,7 @@ class Study:
         for series in self.series:
             done = self.of(series)
             losses = {r["lr"]: math.inf if r["loss"] is None else r["loss"] for r in done if r["seed"] == 0}
-            rates = following_rate(series.centre, losses)
+            rates = following(series.centre, losses)
             todo = [(lr, 0) for lr in rates]
             if not rates and (lr := self.best(series)) is not None:
                 seeds = {r["seed"] for r in done if r["lr"] == lr}

@@ -14,8 +14,6 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 import record
 import top
 
-from spidersilk.lab.experiments.grid import following_rate
-
 TINY = top.Case("logistic", "sparse-svrg", "svrg", "gap", {"budget": 0.5}, top.of_memory(0.2)[:1],
                 {"data": "breast-cancer"})  # fmt: skip
 
@@ -36,13 +34,13 @@ def test_every_run_of_a_case_is_one_that_the_lab_takes(name: str, small: bool, t
 @pytest.mark.parametrize(("best", "rates"), [(1.0, 3), (0.25, 4), (4.0, 4), (16.0, 5), (1e9, 5), (1e-9, 5)])
 def test_step_sizes_go_outwards_while_the_best_is_at_the_edge(best: float, rates: int) -> None:
     losses: dict[float, float] = {}
-    while new := following_rate(1.0, losses):
+    while new := top.following(1.0, losses):
         losses |= {lr: abs(math.log(lr / best)) for lr in new}
     assert len(losses) == rates
 
 
 def test_what_diverges_everywhere_is_tried_smaller() -> None:
-    assert following_rate(1.0, dict.fromkeys((0.25, 1.0, 4.0), math.inf)) == [0.0625]
+    assert top.following(1.0, dict.fromkeys((0.25, 1.0, 4.0), math.inf)) == [0.0625]
 
 
 def test_a_study_that_is_stopped_goes_on_with_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

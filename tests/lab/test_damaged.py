@@ -127,7 +127,7 @@ def test_a_checkpoint_with_other_bytes(name: str, whole: Path, tmp_path: Path, m
     assert not (tmp_path / "evil").exists()
 
 
-# States: signed anew, so that the SHA-256 is right.
+# States: signed anew, as those of another version would be.
 
 
 def without(*keys: Any) -> Callable[[Any], None]:
@@ -150,35 +150,16 @@ def put(value: Any, *keys: Any) -> Callable[[Any], None]:
     return damage
 
 
-PARTS = ("model", "optimizer", "batches", "task", "meter", "counters", "random", "cuda", "run", "metrics", "structure")
-NESTED: list[tuple[str, ...]] = [
-    ("optimizer", "vectors"), ("optimizer", "counters"), ("optimizer", "stream"), ("optimizer", "meter"),
-    ("optimizer", "base"), ("optimizer", "settings"), ("batches", "seed"), ("batches", "position"),
-    ("batches", "settings"), ("batches", "position", "loop"), ("meter", "memory"), ("meter", "v_norm"),
-    ("model", "weight"), ("structure", "model"),
-]  # fmt: skip
-COUNTERS: dict[str, tuple[str, Any]] = {
-    "queries NaN": ("queries", float("nan")), "queries infinite": ("queries", float("inf")),
-    "queries negative": ("queries", -1.0), "queries as text": ("queries", "300"), "queries None": ("queries", None),
-    "queries of another time": ("queries", 7.0), "updates a fraction": ("updates", 1.5),
-    "updates True": ("updates", True),
-    "samples negative": ("samples", -5), "metrics of more bytes": ("metrics_bytes", 10**9),
-    "metrics of fewer bytes": ("metrics_bytes", 0), "metrics of -1 bytes": ("metrics_bytes", -1),
-}  # fmt: skip
+PARTS = ("model", "optimizer", "batches", "task", "meter", "counters", "random", "cuda", "run", "metrics")
 STATES: dict[str, Callable[[Any], None]] = {
     **{f"no {part}": without(part) for part in PARTS},
-    **{f"{part} a list": put([1, 2], part) for part in PARTS},
-    **{f"{part} a number": put(3, part) for part in PARTS},
-    **{f"{part} empty": put({}, part) for part in PARTS if part not in ("task",)},
-    **{f"no {'/'.join(keys)}": without(*keys) for keys in NESTED},
-    **{f"{'/'.join(keys)} None": put(None, *keys) for keys in NESTED if keys != ("batches", "seed")},
-    **{name: put(value, "counters", counter) for name, (counter, value) in COUNTERS.items()},
-    "a part too many": put(1, "more"),
-    "a counter too many": put(1, "counters", "more"),
+    "no vectors of the optimizer": without("optimizer", "vectors"),
+    "no position of the batches": without("batches", "position"),
     "no counter updates": without("counters", "updates"),
-    "weights in half the bytes": put(lambda weight: weight.float(), "model", "weight"),
     "weights of another shape": put(lambda weight: weight[:, :-1], "model", "weight"),
     "the random state cut": put(lambda state: state[:100], "random"),
+    "another run": put(3, "run"),
+    "metrics of more bytes": put(10**9, "counters", "metrics_bytes"),
     "another checksum of the metrics": put("0" * 64, "metrics"),
 }
 
@@ -196,13 +177,11 @@ def rewrite(path: Path, damage: Callable[[Any], Any]) -> None:
 def test_a_checkpoint_with_another_state(name: str, whole: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole / "sparse-svrg" / "stopped", tmp_path / "run")
     rewrite(folder / "checkpoint.pt", STATES[name])
-    file = folder / ("metrics.jsonl" if "metrics of more" in name or "checksum of the" in name else "checkpoint.pt")
-    if name == "metrics of fewer bytes":
-        file = folder / "metrics.jsonl"
+    file = folder / ("metrics.jsonl" if "of the metrics" in name or "metrics of" in name else "checkpoint.pt")
     refused(lambda: runner.run(made(), folder, resume=True), file)
 
 
-@pytest.mark.parametrize("keys", [("optimizer", "state"), ("optimizer", "state", 0), ("optimizer", "param_groups")])
+@pytest.mark.parametrize("keys", [("optimizer", "state"), ("optimizer", "param_groups")])
 def test_a_plain_optimizer_without_its_state(keys: tuple[Any, ...], whole: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole / "momentum" / "stopped", tmp_path / "run")
     rewrite(folder / "checkpoint.pt", without(*keys))

@@ -17,7 +17,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from spidersilk.lab.commands import demo as command
 from spidersilk.lab.experiments import demo
-from spidersilk.lab.experiments.demo import ADAMW, COLUMNS, LORA, Finetuned, Measured
+from spidersilk.lab.experiments.demo import ADAMW, COLUMNS, LORA
 from spidersilk.lab.report import demo_page
 from spidersilk.lab.run.curve import Curve
 
@@ -31,29 +31,25 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def small_finetune() -> Finetuned:
-    return demo.finetune(lambda _: None, lambda *_: None, rounds=2, block=3, options=SMALL)
-
-
 def test_fine_tuning_counts_what_each_method_holds() -> None:
-    made = small_finetune()
-    adamw, lora, ours = made.rows
-    assert [row.name for row in made.rows] == [ADAMW, LORA, COLUMNS]
-    d, width, layers = made.parameters, 128, 2
+    curves = demo.finetune(lambda _: None, lambda *_: None, rounds=2, block=3, options=SMALL)
+    assert [curve.label for curve in curves] == [ADAMW, LORA, COLUMNS]
+    adamw, lora, ours = (curve.summary["held_bytes"] for curve in curves)
+    d, width, layers = curves[0].summary["parameters"], 128, 2
     tensors = 3 + layers * 6 + 1  # of the model: embeddings, norm, blocks, head
-    assert adamw.held == 4 * (3 * d + tensors)  # gradients, two moments, and a count of steps for each tensor
+    assert adamw == 4 * (3 * d + tensors)  # gradients, two moments, and a count of steps for each tensor
     adapters = layers * 16 * width * ((1 + 3) + (1 + 1) + (1 + 4) + (4 + 1))
-    assert lora.held == 4 * (4 * adapters + 2 * 4 * layers)  # values, gradients, moments; counts of steps
+    assert lora == 4 * (4 * adapters + 2 * 4 * layers)  # values, gradients, moments; counts of steps
     # Of each matrix 10 % of the columns (rows of an embedding), rounded up, and their indices; the norms are whole.
     kept = 26 * width + 13 * width + layers * 13 * (3 + 1 + 4) * width + layers * 52 * width + 13 * 256
     norms, indices = (2 * layers + 1) * width, 26 + 13 + layers * (3 * 13 + 52) + 13
     spare = 2 * width  # the gradient of an embedding has one more row, for what is not selected
-    assert ours.held == 4 * (4 * kept + 3 * norms + indices + tensors + spare)
-    assert adamw.ratio == 1
-    assert all(row.step_seconds > 0 for row in made.rows)
-    assert all(len(curve.rows) == 3 for curve in made.curves)
-    assert len({curve.rows[0]["valid_loss"] for curve in made.curves}) == 1  # all begin alike
-    assert len({curve.rows[-1]["valid_loss"] for curve in made.curves}) == 3
+    assert ours == 4 * (4 * kept + 3 * norms + indices + tensors + spare)
+    assert curves[0].summary["step_ratio"] == 1
+    assert all(curve.summary["step_seconds"] > 0 for curve in curves)
+    assert all(len(curve.rows) == 3 for curve in curves)
+    assert len({curve.rows[0]["valid_loss"] for curve in curves}) == 1  # all begin alike
+    assert len({curve.rows[-1]["valid_loss"] for curve in curves}) == 3
 
 
 def test_held_bytes_are_those_of_gradients_and_state() -> None:
@@ -74,20 +70,22 @@ def test_runs_of_the_other_parts() -> None:
     assert stable == replace(paper, name=stable.name, label=stable.label, lr=stable.lr)
 
 
-def finetuned(ours: Measured) -> Finetuned:
-    rows = [Measured(ADAMW, 2.2, 0.1, 1.0, 1200), Measured(LORA, 2.4, 0.1, 0.95, 300), ours]
-    return Finetuned(2.7, 100, rows)
+def finetuned(*ours: float) -> list[Curve]:
+    """AdamW, LoRA, and SparseAdamW with this loss, ratio of seconds, and bytes."""
+    made = [(ADAMW, 2.2, 1.0, 1200), (LORA, 2.4, 0.95, 300), (COLUMNS, *ours)]
+    return [Curve(name, [{"valid_loss": 2.7}, {"valid_loss": loss}],
+                  summary={"step_ratio": ratio, "held_bytes": held}) for name, loss, ratio, held in made]  # fmt: skip
 
 
 def test_the_sentence_on_fine_tuning_goes_by_the_numbers() -> None:
-    said = demo_page.of_finetuning(finetuned(Measured(COLUMNS, 2.1, 0.08, 0.8, 120)))
+    said = demo_page.of_finetuning(finetuned(2.1, 0.8, 120))
     assert said.startswith("SparseAdamW saved bytes and seconds: it held 0.120 kB where AdamW held 1.20 kB")
-    assert "2.100, is 0.100 below AdamW's" in said
-    said = demo_page.of_finetuning(finetuned(Measured(COLUMNS, 2.3, 0.11, 1.1, 120)))
+    assert "2.100, is 0.100 below AdamW's (LoRA 2.400, before 2.700)." in said
+    said = demo_page.of_finetuning(finetuned(2.3, 1.1, 120))
     assert said.startswith("SparseAdamW saved bytes alone")
     assert "a step took 1.10 of AdamW's time" in said
     assert "2.300, is 0.100 above AdamW's" in said
-    assert "saved nothing here" in demo_page.of_finetuning(finetuned(Measured(COLUMNS, 2.3, 0.11, 1.1, 1300)))
+    assert "saved nothing here" in demo_page.of_finetuning(finetuned(2.3, 1.1, 1300))
 
 
 def convex(label: str, gaps: list[float], step: float) -> Curve:

@@ -187,4 +187,3 @@ def test_what_a_rival_takes_is_checked(name: str) -> None:
         peers.make(name, model, 1e-3, rnak=3)
     with pytest.raises(ValueError, match="weight_decay = -1 must be a number of at least 0"):
         peers.make(name, model, 1e-3, weight_decay=-1)
-    assert set(peers.PEERS[name].defaults) == set(peers.PEERS[name].settings)

@@ -18,9 +18,9 @@ import pytest
 
 pytest.importorskip("typer", reason="needs the extra [lab]")
 
+import comparison
 import page
 import page_tuned
-import picture
 
 from spidersilk.lab.experiments import grid
 from spidersilk.lab.experiments.paper import TABLE_1
@@ -365,13 +365,15 @@ def test_the_range_of_svrgs_seconds(page: str) -> None:
     assert all(f"({path.name})" in (RESULTS / "tune" / "README.md").read_text() for path in files)
 
 
+def test_the_readmes_table_is_what_its_command_makes() -> None:
+    """Its cells are looked up in their files by test_tables.py."""
+    assert comparison.table() in (ROOT / "README.md").read_text()
+
+
 def test_the_readmes_picture_is_of_the_files() -> None:
-    """Its rows: those that both files have are of the first; a ratio is to AdamW of the same turns or file."""
-    own, peers = (
-        json.loads((RESULTS / "benchmarks" / f"{name}.json").read_text())["figures"] for name in picture.FILES
-    )
-    made = {method: (size, time) for method, size, time in picture.rows()}
-    assert list(made) == list(picture.TITLES)
+    """Its bars: those that both files have are of the first; a ratio is to AdamW of the same turns or file."""
+    own, peers = map(comparison.figures, comparison.ONE_SEQUENCE)
+    made = {comparison.BARS[title]: (size, time) for title, size, time in comparison.bars()}
     assert made["adamw"] == (pytest.approx(8.157, abs=1e-3), 1.0)
     for method, pair in made.items():
         mine = [run for run in own["runs"] if run["method"] == method]
@@ -383,4 +385,7 @@ def test_the_readmes_picture_is_of_the_files() -> None:
     base = statistics.median(run["mean_ms"] for run in peers["runs"] if run["method"] == "adamw")
     (slow,) = (run["mean_ms"] for run in peers["runs"] if run["method"] == "adamw-8bit")
     assert made["adamw-8bit"][1] == slow / base
-    assert {"in-backward", "columns-10", "lora-64"} <= set(own["mean_over_adamw"])
+
+
+def test_the_readmes_picture_is_drawn(tmp_path: Path) -> None:
+    assert comparison.draw(tmp_path / "made.png").stat().st_size > 5000

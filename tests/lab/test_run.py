@@ -26,7 +26,7 @@ import spidersilk as silk
 from spidersilk.lab import peers, tasks
 from spidersilk.lab.run import machine, methods, runner
 from spidersilk.lab.run.config import RunConfig, apply_settings
-from spidersilk.lab.run.folder import RunError
+from spidersilk.lab.run.errors import RunError
 from spidersilk.loop.loader import AnchorLoader
 
 ANYWHERE = [name for name in methods.METHODS if name not in peers.PEERS or not peers.PEERS[name].blocks]

@@ -18,7 +18,7 @@ pytest.importorskip("typer", reason="needs the extra [lab]")
 
 from lab_helpers import QUIET, metrics
 
-from spidersilk.lab.commands.tune import Lengths, path_of
+from spidersilk.lab.commands.tune import lengths_of, path_of
 from spidersilk.lab.experiments import grid
 from spidersilk.lab.experiments.grid import Trial
 from spidersilk.lab.experiments.tuner import tune
@@ -307,13 +307,13 @@ def test_lengths_that_make_no_sense_are_refused(words: list[str], message: str, 
 
 
 def test_several_lengths_are_a_tuning_and_a_file_each(tmp_path: Path) -> None:
-    lengths = Lengths(None, None, "200,600", None).each("finetune")
+    lengths = lengths_of("finetune", None, None, "200,600", None)
     assert [(x["steps"], x["final_steps"]) for x in lengths] == [(200, 200), (600, 600)]
     base = RunConfig("finetune", "sgd", options={"size": "85m", "text": "ptb"})
     names = [path_of(base, tmp_path, None, length).name for length in lengths]
     assert names == ["tune_finetune_85m_ptb_200.json", "tune_finetune_85m_ptb_600.json"]
-    assert Lengths(None, None, None, None).each("image") == [{"budget": 1.0, "final_budget": 4.0}]
-    assert Lengths(None, None, "200", 2000).each("finetune")[0]["final_steps"] == 2000
+    assert lengths_of("image", None, None, None, None) == [{"budget": 1.0, "final_budget": 4.0}]
+    assert lengths_of("finetune", None, None, "200", 2000)[0]["final_steps"] == 2000
 
 
 def test_trials_of_another_file_serve_for_longer_final_runs(tmp_path: Path) -> None:

@@ -76,19 +76,18 @@ class Adapted(nn.Module):
 
 @dataclass(frozen=True)
 class Peer:
-    """How to make a rival of a model, a step size, the name of its list of transformer blocks, and what else it takes.
+    """How to make a rival of a model, a step size, the name of its list of transformer blocks, and `settings` by name.
 
-    needs: packages, as pip calls them. settings: what it takes besides, and `defaults` for these. whole_gradients: they
-    exist between backward and step, so that micro-batches can be added up and all of them clipped together. every, at:
-    of each `every` updates the one of number `at` (from 0) renews what is trained, or the space it is trained in; 0:
-    none does. resumes: its state can be saved and loaded. blocks: it wants the list of transformer blocks.
+    needs: packages, as pip calls them. whole_gradients: they exist between backward and step, so that micro-batches can
+    be added up and all of them clipped together. every, at: of each `every` updates the one of number `at` (from 0)
+    renews what is trained, or the space it is trained in; 0: none does. resumes: its state can be saved and loaded.
+    blocks: it wants the list of transformer blocks.
     """
 
     about: str
-    make: Callable[[nn.Module, float, str, State], Any]
+    make: Callable[..., Any]
     needs: tuple[str, ...] = ()
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     whole_gradients: bool = True
     every: int = 0
     at: int = 0
@@ -96,18 +95,20 @@ class Peer:
     blocks: bool = True
 
 
-def _in_backward(model: nn.Module, lr: float, blocks: str, given: State) -> InBackward:
+def _in_backward(model: nn.Module, lr: float, blocks: str, **given: float) -> InBackward:
     return InBackward(model, lr, **given)
 
 
-def _adamw_8bit(model: nn.Module, lr: float, blocks: str, given: State) -> Any:
+def _adamw_8bit(model: nn.Module, lr: float, blocks: str, weight_decay: float = 0.01, beta2: float = 0.999) -> Any:
     kind = import_module("bitsandbytes.optim").AdamW8bit
-    return kind(_trainable(model), lr, (0.9, given["beta2"]), weight_decay=given["weight_decay"])
+    return kind(_trainable(model), lr, (0.9, beta2), weight_decay=weight_decay)
 
 
-def _lora(model: nn.Module, lr: float, blocks: str, given: State) -> torch.optim.Optimizer:
+def _lora(
+    model: nn.Module, lr: float, blocks: str, weight_decay: float = 0.01, rank: int = 64, alpha: float | None = None
+) -> torch.optim.Optimizer:
     """peft's adapters on all linear layers of the blocks, or the same in plain torch without peft."""
-    rank, alpha = given["rank"], given["alpha"] or given["rank"]
+    alpha = alpha or rank
     names = _linear_layers(model, blocks)
     model.requires_grad_(False)
     if find_spec("peft") is not None:
@@ -119,90 +120,75 @@ def _lora(model: nn.Module, lr: float, blocks: str, given: State) -> torch.optim
                 p.data = p.data.float()
     else:
         _adapt(model, names, rank, alpha, torch.float32)  # as peft's factors are
-    return _adamw(model, lr, given["weight_decay"])
+    return _adamw(model, lr, weight_decay)
 
 
-def _galore(model: nn.Module, lr: float, blocks: str, given: State) -> Any:
-    decay, rest = _split(given)
+def _galore(model: nn.Module, lr: float, blocks: str, weight_decay: float = 0.01, **given: Any) -> Any:
     matrices, others = _matrices(model, blocks)
-    projected = {"params": matrices, **rest, "proj_type": "std"}
+    projected = {"params": matrices, "rank": 128, "update_proj_gap": 200, "scale": 0.25, **given, "proj_type": "std"}
     kind = import_module("galore_torch").GaLoreAdamW
-    return kind([{"params": others}, projected], lr, weight_decay=decay, no_deprecation_warning=True)
+    return kind([{"params": others}, projected], lr, weight_decay=weight_decay, no_deprecation_warning=True)
 
 
-def _apollo(model: nn.Module, lr: float, blocks: str, given: State) -> Any:
-    decay, rest = _split(given)
+def _apollo(model: nn.Module, lr: float, blocks: str, weight_decay: float = 0.01, **given: Any) -> Any:
     matrices, others = _matrices(model, blocks)
-    projected = {"params": matrices, **rest, "proj": "random", "proj_type": "std"}
-    return import_module("apollo_torch").APOLLOAdamW([{"params": others}, projected], lr, weight_decay=decay)
+    mini = {"rank": 1, "update_proj_gap": 200, "scale": 128, "scale_type": "tensor"}
+    projected = {"params": matrices, **mini, **given, "proj": "random", "proj_type": "std"}
+    kind = import_module("apollo_torch").APOLLOAdamW
+    return kind([{"params": others}, projected], lr, weight_decay=weight_decay)
 
 
-def _badam(model: nn.Module, lr: float, blocks: str, given: State) -> Any:
-    decay, rest = _split(given)
+def _badam(
+    model: nn.Module, lr: float, blocks: str, weight_decay: float = 0.01, switch_block_every: int = 100,
+    switch_mode: str = "random",
+) -> Any:  # fmt: skip
     params = _trainable(model)
-    base = torch.optim.AdamW(params, lr, weight_decay=decay, fused=params[0].is_cuda)
+    base = torch.optim.AdamW(params, lr, weight_decay=weight_decay, fused=params[0].is_cuda)
     return import_module("badam").BlockOptimizer(
         base_optimizer=base,
         named_parameters_list=list(model.named_parameters()),
         block_prefix_list=[[f"{blocks}.{number}."] for number in range(len(_blocks(model, blocks)))],
-        **rest,
+        switch_block_every=switch_block_every,
+        switch_mode=switch_mode,
     )
 
 
 DECAY = {"weight_decay": Number(low=0, about="0.01 unless given")}
 ADAM: Mapping[str, Setting] = DECAY | {"beta2": Number(low=0, high=1, about="0.999 unless given")}
-ADAM_DEFAULTS = {"weight_decay": 0.01, "beta2": 0.999}
 RANK, GAP = Whole(low=1, about="of the space"), Whole(low=1, about="updates between two spaces")
+SCALE = Number(above=0, about="of its updates")
+PROJECTED = DECAY | {"rank": RANK, "update_proj_gap": GAP, "scale": SCALE}
 PEERS: dict[str, Peer] = {
-    "in-backward": Peer("AdamW stepped inside backward", _in_backward, (), ADAM, ADAM_DEFAULTS, False, blocks=False),
+    "in-backward": Peer(
+        "AdamW stepped inside backward", _in_backward, settings=ADAM, whole_gradients=False, blocks=False
+    ),
     "adamw-8bit": Peer(
-        "bitsandbytes' AdamW with 8-bit states", _adamw_8bit, ("bitsandbytes",), ADAM, ADAM_DEFAULTS, blocks=False
+        "bitsandbytes' AdamW with 8-bit states", _adamw_8bit, ("bitsandbytes",), ADAM, blocks=False
     ),
     "lora": Peer(
-        "LoRA: AdamW on factors of rank 64 beside each linear layer of the blocks",
-        _lora,
+        "LoRA: AdamW on factors of rank 64 beside each linear layer of the blocks", _lora,
         settings=DECAY | {"rank": RANK, "alpha": Number(above=0, optional=True, about="the rank unless given")},
-        defaults={"weight_decay": 0.01, "rank": 64, "alpha": None},
     ),
     "galore": Peer(
         "GaLore: AdamW in a space of rank 128 for each matrix of the blocks, found by an SVD every 200 updates",
-        _galore,
-        ("galore-torch", "transformers", "bitsandbytes"),
-        DECAY | {"rank": RANK, "update_proj_gap": GAP, "scale": Number(above=0, about="of its updates")},
-        {"weight_decay": 0.01, "rank": 128, "update_proj_gap": 200, "scale": 0.25},
-        every=200,
-        resumes=False,
+        _galore, ("galore-torch", "transformers", "bitsandbytes"), PROJECTED, every=200, resumes=False,
     ),
     "apollo-mini": Peer(
         "APOLLO-Mini: matrices of the blocks by their gradient, scaled as AdamW in a random space of rank 1 would",
-        _apollo,
-        ("apollo-torch", "transformers", "bitsandbytes"),
-        DECAY
-        | {
-            "rank": RANK,
-            "update_proj_gap": GAP,
-            "scale": Number(above=0, about="of its updates"),
-            "scale_type": Text(choices=("tensor", "channel"), about="channel with a larger rank is APOLLO"),
-        },
-        {"weight_decay": 0.01, "rank": 1, "update_proj_gap": 200, "scale": 128, "scale_type": "tensor"},
-        every=200,
-        resumes=False,
+        _apollo, ("apollo-torch", "transformers", "bitsandbytes"),
+        PROJECTED | {"scale_type": Text(choices=("tensor", "channel"), about="channel with a larger rank is APOLLO")},
+        every=200, resumes=False,
     ),
     "badam": Peer(
         "BAdam: AdamW on one transformer block for 100 updates, then another; nothing outside the blocks is trained",
-        _badam,
-        ("badam", "transformers"),  # which badam imports without asking pip for it
-        DECAY
-        | {
+        _badam, ("badam", "transformers"),  # which badam imports without asking pip for it
+        DECAY | {
             "switch_block_every": Whole(low=1, about="updates of a block"),
             "switch_mode": Text(choices=("random", "descending", "ascending"), about="the order of blocks"),
         },
-        {"weight_decay": 0.01, "switch_block_every": 100, "switch_mode": "random"},
-        every=100,
-        at=98,  # it counts from 1, and changes blocks one update early
-        resumes=False,
+        every=100, at=98, resumes=False,  # it counts from 1, and changes blocks one update early
     ),
-}
+}  # fmt: skip
 
 
 def find(name: str) -> Peer:
@@ -229,17 +215,12 @@ def make(name: str, model: nn.Module, lr: float, blocks: str = "blocks", **given
     peer = find(name)
     checked = check_all(given, peer.settings, f"is no argument of {name}")
     try:
-        return peer.make(model, lr, blocks, {**peer.defaults, **checked})
+        return peer.make(model, lr, blocks, **checked)
     except ImportError as error:
         reason = " ".join(str(error).split())
         raise ImportError(
             f"{name}: {peer.needs[0]} cannot be imported ({reason}): pip install --upgrade {' '.join(peer.needs)}"
         ) from error
-
-
-def _split(given: State) -> tuple[float, State]:
-    """The weight decay, and the rest."""
-    return given["weight_decay"], {name: value for name, value in given.items() if name != "weight_decay"}
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -264,9 +245,9 @@ def _matrices(model: nn.Module, blocks: str) -> tuple[list[nn.Parameter], list[n
     return [p for p in params if id(p) in inside], [p for p in params if id(p) not in inside]
 
 
-def lora(model: nn.Module, rank: int, lr: float, blocks: str = "blocks") -> torch.optim.Optimizer:
+def lora(model: nn.Module, rank: int, lr: float) -> torch.optim.Optimizer:
     """LoRA at its fastest, for timings: in plain torch, with factors in the dtype of the weights."""
-    names = _linear_layers(model, blocks)
+    names = _linear_layers(model, "blocks")
     model.requires_grad_(False)
     _adapt(model, names, rank, rank, None)
     return _adamw(model, lr)

@@ -128,7 +128,8 @@ def tune_command(
     from spidersilk.lab.experiments.tuning import Tuning
 
     base = tune.base_of(task, settings or [], device, data_dir)
-    chosen, lengths = tune.methods_of(task, methods), tune.Lengths(budget, final_budget, steps, final_steps).each(task)
+    chosen = tune.methods_of(task, methods)
+    lengths = tune.lengths_of(task, budget, final_budget, steps, final_steps)
     paths = [tune.path_of(base, to, name, length) for length in lengths]
     made = [Tuning(base, chosen, trials, seeds=seeds, path=path, trials_of=trials_of, **length)
             for path, length in zip(paths, lengths, strict=True)]  # fmt: skip

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import webbrowser
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -14,10 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spidersilk.lab.commands.arguments import check_folder
 from spidersilk.lab.commands.output import console, finish, show_table
+from spidersilk.lab.data.files import write_atomically
 from spidersilk.lab.experiments import demo
 from spidersilk.lab.report import demo_page, html
 from spidersilk.lab.run import batch
-from spidersilk.lab.run.curve import load_run
+from spidersilk.lab.run.curve import Curve, load_run
 from spidersilk.lab.run.machine import command
 from spidersilk.lab.run.start import Progress as At
 
@@ -28,8 +31,8 @@ def run(out: Path) -> None:
     torch.set_num_threads(1)
     convex, printed = demo.convex(), demo.algorithm_1()
     tuned = _finetune(console)
-    out.mkdir(parents=True, exist_ok=True)
-    demo.save(tuned, out / "finetune.json")
+    text = json.dumps([asdict(curve) for curve in tuned], indent=1)
+    write_atomically(out / "finetune.json", text.encode() + b"\n")
     configs = [*convex, *printed]
     summaries = batch.run_all(configs, out, jobs=1, resume=False, overwrite=True, console=console)
     ended = [(config.name, summary) for config, summary in zip(configs, summaries, strict=True)]
@@ -47,7 +50,7 @@ def run(out: Path) -> None:
     open_page(path)
 
 
-def _finetune(console: Console) -> demo.Finetuned:
+def _finetune(console: Console) -> list[Curve]:
     """Compile all kernels, then the first part, with a bar for each method."""
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as bars:

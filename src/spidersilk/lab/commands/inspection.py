@@ -188,20 +188,10 @@ def show(result: Inspection) -> None:
 
 def save_inspection(result: Inspection, path: Path) -> None:
     """The measurements with their provenance."""
-    names = (
-        "d",
-        "samples",
-        "entropy",
-        "captured",
-        "captured_gradient",
-        "variance_factor",
-        "seconds",
-        "bytes",
-        "capacity",
-    )
+    names = ("d", "samples", "entropy", "captured", "captured_gradient", "variance_factor", "seconds", "bytes",
+             "capacity", "verdict", "memory_verdict", "seconds_verdict")  # fmt: skip
     trials = [vars(t) | {"queries_share": result.queries(t), "seconds_share": result.time(t)} for t in result.trials]
-    verdicts = {name: getattr(result, name) for name in ("verdict", "memory_verdict", "seconds_verdict")}
-    figures = {name: getattr(result, name) for name in names} | {"trials": trials} | verdicts
+    figures = {name: getattr(result, name) for name in names} | {"trials": trials}
     record = {"command": command(), "seeds": [0], "versions": versions(), "machine": machine(team().device("auto"))}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(plain(record | {"figures": figures}, 10), indent=1) + "\n")

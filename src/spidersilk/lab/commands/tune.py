@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,35 +32,27 @@ def base_of(task: str, settings: Sequence[str], device: str, data_dir: Path | No
     return replace(base, options=find_task(task).completed_options(base.options, base.data_dir))
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """How long trials and final runs are: queries over N, or numbers of steps, one tuning for each."""
-
-    budget: float | None
-    final_budget: float | None
-    steps: str | None
-    final_steps: int | None
-
-    def each(self, task: str) -> list[dict[str, Any]]:
-        """The arguments of `Tuning`, tuning by tuning."""
-        if self.steps is None:
-            if self.final_steps is not None:
-                raise ValueError(f"--final-steps {self.final_steps} goes with --steps: give both")
-            budget = 1.0 if self.budget is None else self.budget
-            SETTINGS["budget"].check("--budget", budget)
-            longest = 4 * budget if self.final_budget is None else self.final_budget
-            SETTINGS["budget"].check("--final-budget", longest)
-            return [{"budget": budget, "final_budget": longest}]
-        if self.budget is not None or self.final_budget is not None:
-            raise ValueError(f"--steps {self.steps} and --budget both say how long runs are: give one of them")
-        if task == "logistic":
-            raise ValueError("--steps: step sizes of logistic's trials fall by the epoch: give --budget")
-        made = []
-        for text in self.steps.split(","):
-            steps = Whole(low=1).parse("--steps", text)
-            final = Whole(low=1).check("--final-steps", steps if self.final_steps is None else self.final_steps)
-            made.append({"budget": 0.0, "final_budget": 0.0, "steps": steps, "final_steps": final})
-        return made
+def lengths_of(
+    task: str, budget: float | None, final_budget: float | None, steps: str | None, final_steps: int | None
+) -> list[dict[str, Any]]:
+    """How long trials and final runs are, as `Tuning` takes it: in queries over N, or in steps, a tuning for each."""
+    if steps is None:
+        if final_steps is not None:
+            raise ValueError(f"--final-steps {final_steps} goes with --steps: give both")
+        budget = 1.0 if budget is None else budget
+        SETTINGS["budget"].check("--budget", budget)
+        longest = SETTINGS["budget"].check("--final-budget", 4 * budget if final_budget is None else final_budget)
+        return [{"budget": budget, "final_budget": longest}]
+    if budget is not None or final_budget is not None:
+        raise ValueError(f"--steps {steps} and --budget both say how long runs are: give one of them")
+    if task == "logistic":
+        raise ValueError("--steps: step sizes of logistic's trials fall by the epoch: give --budget")
+    made = []
+    for text in steps.split(","):
+        count = Whole(low=1).parse("--steps", text)
+        final = Whole(low=1).check("--final-steps", count if final_steps is None else final_steps)
+        made.append({"budget": 0.0, "final_budget": 0.0, "steps": count, "final_steps": final})
+    return made
 
 
 def path_of(base: RunConfig, to: Path, name: str | None, length: dict[str, Any]) -> Path:

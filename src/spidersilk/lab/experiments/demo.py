@@ -5,14 +5,13 @@ Every step size is the best of several, see each part. All times are of steps al
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from spidersilk.lab.experiments.paper import printed_steps
 from spidersilk.lab.run import runner
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import Curve
-from spidersilk.lab.run.folder import write_atomically
 from spidersilk.lab.run.machine import machine, versions
 from spidersilk.lab.run.start import Report, prepare
 from spidersilk.lab.tasks.finetune import Finetune
@@ -86,6 +84,16 @@ class Rival:
         counters = {"queries": self.samples / self.task.samples, "samples": self.samples, "updates": self.done}
         self.rows.append({**counters, "seconds": self.seconds, **self.task.evaluate()})
 
+    def curve(self, dense: Rival) -> Curve:
+        """`step_ratio`: of its seconds a step to those of `dense` in the same round, a median."""
+        ratios = [mine / theirs for mine, theirs in zip(self.blocks, dense.blocks, strict=True)]
+        facts = {"data": self.task.data_name, "machine": machine(CPU), "versions": versions(), "held_bytes": self.held,
+                 "parameters": sum(w.numel() for w in self.weights), "step_seconds": median(self.blocks),
+                 "step_ratio": median(ratios)}  # fmt: skip
+        config = {"task": "finetune", "optimizer": self.name, "lr": self.lr, "options": self.task.given, "seed": 0,
+                  "batch_size": ROWS, "steps": self.steps, "schedule": "linear"}  # fmt: skip
+        return Curve(self.name, self.rows, config=config, summary=facts)
+
 
 def held_bytes(optimizer: torch.optim.Optimizer, model: nn.Module, weights: Sequence[Tensor]) -> int:
     """Bytes of all tensors that training holds besides the model's own `weights`: gradients, state, extra parameters.
@@ -115,40 +123,18 @@ def held_bytes(optimizer: torch.optim.Optimizer, model: nn.Module, weights: Sequ
     return sum(found.values())
 
 
-class Measured(NamedTuple):
-    """What a method of the first part showed; `ratio`: of its seconds a step to AdamW's in the same round, a median."""
-
-    name: str
-    valid_loss: float
-    step_seconds: float
-    ratio: float
-    held: int
-
-
-@dataclass
-class Finetuned:
-    """The first part's result. `before`: validation loss before any step; `parameters`: of the model."""
-
-    before: float
-    parameters: int
-    rows: list[Measured]
-    curves: list[Curve] = field(default_factory=list)
-
-    def find(self, name: str) -> Measured:
-        return next(row for row in self.rows if row.name == name)
-
-
 def finetune(
-    report: Report, moved: Callable[[int, int, str, float], None], rates: dict[str, float] | None = None,
-    rounds: int = ROUNDS, block: int = BLOCK, options: dict[str, Any] | None = None,
-) -> Finetuned:  # fmt: skip
+    report: Report, moved: Callable[[int, int, str, float], None], rounds: int = ROUNDS, block: int = BLOCK,
+    options: dict[str, Any] | None = None,
+) -> list[Curve]:  # fmt: skip
     """Fine-tune by each method, in blocks that take turns: a slow minute of the machine is everybody's.
 
     `report` hears of the pretraining, `moved` of rounds that are done, how many there are, and who ended with what.
     """
-    rivals = [Rival(n, lr, rounds * block, report, options or {}) for n, lr in (rates or RATES).items()]
+    rivals = [Rival(name, lr, rounds * block, report, options or {}) for name, lr in RATES.items()]
     for rival in rivals:
-        _warm_up(rival, report, options or {})
+        # A few steps of the same method on another model: kernels are compiled, memory is there.
+        Rival(rival.name, rival.lr, rival.steps, report, options or {}).block(3)
         rival.evaluate()
     for number in range(rounds):
         first = number % len(rivals)
@@ -156,34 +142,7 @@ def finetune(
             rival.block(block)
             rival.evaluate()
             moved(number + 1, rounds, rival.name, rival.rows[-1]["valid_loss"])
-    dense = rivals[0].blocks
-    rows = [
-        Measured(r.name, r.rows[-1]["valid_loss"], median(r.blocks),
-                 median(mine / theirs for mine, theirs in zip(r.blocks, dense, strict=True)), r.held)
-        for r in rivals
-    ]  # fmt: skip
-    parameters = sum(w.numel() for w in rivals[0].weights)
-    return Finetuned(rivals[0].rows[0]["valid_loss"], parameters, rows, [_curve(r) for r in rivals])
-
-
-def _warm_up(rival: Rival, report: Report, options: dict[str, Any]) -> None:
-    """A few steps of the same method on another model: kernels are compiled, memory is there."""
-    other = Rival(rival.name, rival.lr, rival.steps, report, options)
-    other.block(3)
-
-
-def _curve(rival: Rival) -> Curve:
-    facts = {"data": rival.task.data_name, "machine": machine(CPU), "versions": versions()}
-    config = {"task": "finetune", "optimizer": rival.name, "lr": rival.lr, "options": rival.task.given, "seed": 0,
-              "batch_size": ROWS, "steps": rival.steps, "schedule": "linear"}  # fmt: skip
-    return Curve(rival.name, list(rival.rows), config=config, summary=facts)
-
-
-def save(made: Finetuned, path: Path) -> None:
-    rows = [row._asdict() for row in made.rows]
-    curves = [asdict(curve) for curve in made.curves]
-    figures = {"before": made.before, "parameters": made.parameters, "rows": rows, "curves": curves}
-    write_atomically(path, (json.dumps(figures, indent=1) + "\n").encode())
+    return [rival.curve(rivals[0]) for rival in rivals]
 
 
 # The other parts are runs of the lab.

@@ -27,11 +27,7 @@ LOOPS: dict[str, dict[str, int | str]] = {
     "logistic": {"sparse-sgd": 50, "sparse-adamw": 50},
 }
 RIVALS = ("in-backward", "adamw-8bit", "lora", "galore", "apollo-mini", "badam")  # of fine-tuning
-FRESH = (
-    "sparse-sgd",
-    "sparse-adamw",
-    "sparse-adamw-columns",
-)  # at an anchor they make a new selection, so it need not be large
+FRESH = ("sparse-sgd", "sparse-adamw", "sparse-adamw-columns")  # an anchor is a new selection: it need not be large
 FIRST, SECOND = 3, 2  # trials in each of the first two rounds
 Settings = dict[str, Any]
 
@@ -137,23 +133,6 @@ def following(task: str, method: str, tried: list[Trial], allowed: int) -> list[
         new = [{k: v for k, v in settings.items() if k != "lr_factor"} for settings in new]
         return new[:left] or _closer(best, tried)[:left]
     return _closer(best, tried)[:left]
-
-
-def following_rate(centre: float, losses: dict[float, float]) -> list[float]:
-    """The step sizes to try next, where nothing else is tuned: three four times apart, then one further out while the
-    best of at most five is at the edge. `losses` are those of the step sizes so far."""
-    missing = [lr for lr in (round_rate(centre * f) for f in (0.25, 1.0, 4.0)) if lr not in losses]
-    if missing or len(losses) >= FIRST + SECOND:
-        return missing
-    best = min(losses, key=lambda lr: losses[lr])
-    if not math.isfinite(losses[best]):
-        return [round_rate(min(losses) / 4)]
-    return [round_rate(best * f) for edge, f in ((min(losses), 0.25), (max(losses), 4.0)) if best == edge]
-
-
-def round_rate(lr: float) -> float:
-    """As it is written in names and files."""
-    return float(f"{lr:.6g}")
 
 
 def _closer(best: Trial, tried: list[Trial]) -> list[Settings]:

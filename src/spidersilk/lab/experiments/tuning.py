@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spidersilk.lab.data.files import write_atomically
 from spidersilk.lab.experiments.costs import costs, rounded, target, target_at_steps
 from spidersilk.lab.experiments.grid import Settings, Trial, at_edge, following, of_run, start
 from spidersilk.lab.run import collect
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import Curve
-from spidersilk.lab.run.folder import Summary, write_atomically
+from spidersilk.lab.run.folder import Summary
 from spidersilk.lab.run.machine import machine, revision, versions
 from spidersilk.lab.run.team import team
 from spidersilk.lab.tasks import Task, find
@@ -29,17 +30,8 @@ EVALUATIONS = 80  # of a final run; all are kept, so costs to a target are exact
 AT_STEPS = 20  # the same of runs of equally many steps
 SAME_START = 0.005  # by how much the losses of pretrained starts may differ that were made by the same recipe
 _LOCAL = ("optimizer", "name", "label", "device", "data_dir", "eval_every", "checkpoint_every", "tensorboard")
-_TUNED = (
-    "lr",
-    "arguments",
-    "batch_size",
-    "anchor_batch_size",
-    "inner_steps",
-    "k1",
-    "k2",
-    "lr_milestones",
-    "inner_lr_end",
-)
+_TUNED = ("lr", "arguments", "batch_size", "anchor_batch_size", "inner_steps", "k1", "k2", "lr_milestones",
+          "inner_lr_end")  # fmt: skip
 Record = dict[str, Any]
 """What results/tune/tune_*.json holds of a tuning, or of one of its methods."""
 
@@ -243,9 +235,8 @@ def read(path: Path) -> Record:
                 raise TypeError(f"{name} = {saved[name]!r}")
         for method, record in saved["methods"].items():
             losses = [_number(trial["loss"]) for trial in record["trials"]]
-            if not all(
-                isinstance(t["settings"]["lr"], float) and isinstance(t["status"], str) for t in record["trials"]
-            ):
+            trials = [(t["settings"]["lr"], t["status"]) for t in record["trials"]]
+            if not all(isinstance(lr, float) and isinstance(status, str) for lr, status in trials):
                 raise TypeError(f"the trials of {method} have no step size or status")
             if _number(record["loss"]) != min(losses, default=math.inf):
                 raise ValueError(f"the lowest loss of {method} is not that of its trials")

@@ -5,25 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spidersilk.lab.experiments.demo import ADAMW, COLUMNS, LORA, Finetuned
 from spidersilk.lab.report.cells import duration, size, value_of
 from spidersilk.lab.report.conclusions import at
 from spidersilk.lab.report.html import Section, Table
 from spidersilk.lab.run.curve import BROKEN, Curve
 
 EQUAL = 1.02  # a ratio below this is no difference worth a word
-TRAINED, RISES = (
-    0.5,
-    1.5,
-)  # of the loss before training: a run trained that ends below the first, never above the second
-LOSS, GAP = "train_loss", "gap"
+# Of the loss before training: a run trained that ends below the first, never above the second.
+TRAINED, RISES = 0.5, 1.5
+LOSS, VALID, GAP = "train_loss", "valid_loss", "gap"
 
 
-def sections(tuned: Finetuned, convex: Sequence[Curve], printed: Sequence[Curve]) -> list[Section]:
-    """Of the three parts; the last two in the order SGD, SVRG, SparseSVRG and the paper's step, the stable one."""
+def sections(tuned: Sequence[Curve], convex: Sequence[Curve], printed: Sequence[Curve]) -> list[Section]:
+    """Of the three parts, in the order AdamW, LoRA, SparseAdamW; SGD, SVRG, SparseSVRG; the paper's step, the stable
+    one."""
     return [
         Section(
-            f"Fine-tuning a GPT of {tuned.parameters:,} parameters", tuned.curves,
+            f"Fine-tuning a GPT of {tuned[0].summary['parameters']:,} parameters", list(tuned),
             "Pretrained on Python's library, fine-tuned on its help topics. Methods take turns in blocks of steps. "
             "Held: gradients, optimizer state and extra parameters, all tensors counted; weights and activations come "
             "on top.",
@@ -42,15 +40,15 @@ def sections(tuned: Finetuned, convex: Sequence[Curve], printed: Sequence[Curve]
     ]  # fmt: skip
 
 
-def finetune_table(tuned: Finetuned) -> Table:
-    adamw = tuned.find(ADAMW)
-    rows = [
-        [r.name, f"{r.valid_loss:.3f}", duration(r.step_seconds), f"{r.ratio:.2f}", size(r.held),
-         f"{r.held / tuned.parameters:.2f}", f"{r.held / adamw.held:.2f}"]
-        for r in tuned.rows
-    ]  # fmt: skip
+def finetune_table(tuned: Sequence[Curve]) -> Table:
+    adamw, rows = tuned[0].summary, []
+    for curve in tuned:
+        of = curve.summary
+        sizes = [size(of["held_bytes"]), *(f"{of['held_bytes'] / adamw[x]:.2f}" for x in ("parameters", "held_bytes"))]
+        times = [duration(of["step_seconds"]), f"{of['step_ratio']:.2f}"]
+        rows.append([curve.label, f"{curve.rows[-1][VALID]:.3f}", *times, *sizes])
     head = ["method", "validation loss", "time a step", "time / AdamW's", "held", "bytes a parameter", "held / AdamW's"]
-    return f"After fine-tuning (validation loss before: {tuned.before:.3f})", head, rows
+    return f"After fine-tuning (validation loss before: {tuned[0].rows[0][VALID]:.3f})", head, rows
 
 
 def equal_seconds(curves: Sequence[Curve]) -> float:
@@ -92,24 +90,27 @@ def end(curve: Curve) -> float:
     return math.nan if last is None else last
 
 
-def sentences(tuned: Finetuned, convex: Sequence[Curve], printed: Sequence[Curve]) -> list[str]:
+def sentences(tuned: Sequence[Curve], convex: Sequence[Curve], printed: Sequence[Curve]) -> list[str]:
     """What was seen, one sentence a part; each says so where what we hoped for did not happen."""
     return [of_finetuning(tuned), of_convex(convex), of_algorithm_1(printed)]
 
 
-def of_finetuning(tuned: Finetuned) -> str:
-    adamw, lora, ours = (tuned.find(name) for name in (ADAMW, LORA, COLUMNS))
-    ratios = {"bytes": ours.held / adamw.held, "seconds a step": ours.ratio}
+def of_finetuning(tuned: Sequence[Curve]) -> str:
+    adamw, lora, ours = (curve.summary for curve in tuned)
+    losses = [curve.rows[-1][VALID] for curve in tuned]
+    ratios = {"bytes": ours["held_bytes"] / adamw["held_bytes"], "seconds a step": ours["step_ratio"]}
     saved = [what for what, ratio in ratios.items() if ratio < 1 / EQUAL]
     lead = (
         "saved bytes and seconds" if len(saved) == 2 else f"saved {saved[0]} alone" if saved else "saved nothing here"
     )
-    held = f"it held {size(ours.held)} where AdamW held {size(adamw.held)} and LoRA {size(lora.held)}"
-    took = f"a step took {ours.ratio:.2f} of AdamW's time (LoRA {lora.ratio:.2f})"
-    above = ours.valid_loss - adamw.valid_loss
-    loss = f"{ours.valid_loss:.3f}, is {abs(above):.3f} {'above' if above > 0 else 'below'} AdamW's"
-    others = f"LoRA {lora.valid_loss:.3f}, before {tuned.before:.3f}"
-    return f"SparseAdamW {lead}: {held}, and {took}; its validation loss, {loss} ({others})."
+    held = [size(of["held_bytes"]) for of in (adamw, lora, ours)]
+    took = f"a step took {ours['step_ratio']:.2f} of AdamW's time (LoRA {lora['step_ratio']:.2f})"
+    above = losses[2] - losses[0]
+    loss = f"{losses[2]:.3f}, is {abs(above):.3f} {'above' if above > 0 else 'below'} AdamW's"
+    return (
+        f"SparseAdamW {lead}: it held {held[2]} where AdamW held {held[0]} and LoRA {held[1]}, and {took}; its "
+        f"validation loss, {loss} (LoRA {losses[1]:.3f}, before {tuned[0].rows[0][VALID]:.3f})."
+    )
 
 
 def of_convex(curves: Sequence[Curve]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from spidersilk.lab.data.files import write_atomically
 from spidersilk.lab.experiments.paper import TABLE_1
 from spidersilk.lab.report import verdicts
 from spidersilk.lab.report.cells import BESIDE, are_numbers, duration, head_of, scale_of, value_of
@@ -19,7 +20,6 @@ from spidersilk.lab.report.evidence import Chapter, number
 from spidersilk.lab.report.figures import QUERIES, panels, png, svg
 from spidersilk.lab.report.judging import NOT_RUN, Verdict
 from spidersilk.lab.run.curve import Curve, common_target, metric_of, words
-from spidersilk.lab.run.folder import write_atomically
 
 Table = tuple[str, list[str], list[list[str]]]
 """Title, head and rows."""

@@ -9,14 +9,12 @@ from typing import NamedTuple
 from spidersilk.lab.experiments.costs import at_end
 from spidersilk.lab.experiments.grid import METHODS, RIVALS, Settings
 from spidersilk.lab.experiments.tuning import Record
+from spidersilk.lab.report.cells import head_of, value_of
 from spidersilk.lab.report.evidence import number
 from spidersilk.lab.run import collect
 from spidersilk.lab.run.curve import Curve, words
 
 SECOND = {"image": "test_accuracy", "language": "valid_loss", "ranking": "auc"}  # shown beside the training loss
-SECOND_NAMES = {
-    "test_accuracy": "test accuracy, %", "valid_loss": "validation loss", "auc": "AUC of held-out items"
-}  # fmt: skip
 
 TITLES = {"cnn": "CNN", "fc": "FC", "resnet18": "ResNet-18", "mnist": "MNIST", "cifar10": "CIFAR-10", "svhn": "SVHN"}
 TASKS = {"image": "", "language": "LSTM on PTB", "logistic": "logistic regression", "ranking": "BPR, MovieLens"}
@@ -106,7 +104,7 @@ def table(record: Record) -> tuple[list[str], list[list[str]]]:
         return _table_at_steps(record)
     second = SECOND.get(record["conditions"]["task"])
     head = ["method", "best settings", "trial's loss", "seeds", "lowest loss"]
-    head += [f"{SECOND_NAMES[second]} at the end (best)"] if second else []
+    head += [f"{head_of(second)} at the end (best)"] if second else []
     rows = []
     for method in methods(record):
         costs = record["methods"][method]
@@ -142,11 +140,6 @@ def finals(record: Record, method: str) -> list[Curve]:
     return [] if best is None else [collect.unpack(run) for run in record["runs"] if matches(run)]
 
 
-def second_text(value: float, key: str) -> str:
-    """A value of a metric in SECOND."""
-    return f"{100 * value:.1f}" if key == "test_accuracy" else f"{value:.3f}"
-
-
 def _settings(best: Settings | None) -> str:
     if best is None:
         return "all diverged or collapsed"
@@ -161,5 +154,5 @@ def _at_the_end(curves: list[Curve], metric: str) -> str:
     pairs = [(v[-1], best(v)) for v in values if v]
     if not pairs:
         return "-"
-    last, top = (second_text(statistics.median(column), metric) for column in zip(*pairs, strict=True))
+    last, top = (value_of(metric, statistics.median(column)) for column in zip(*pairs, strict=True))
     return f"{last} ({top})"

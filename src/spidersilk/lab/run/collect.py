@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from spidersilk.lab.data.files import write_atomically
 from spidersilk.lab.run.config import RunConfig, from_dict
 from spidersilk.lab.run.curve import Curve, label_of, status_of
-from spidersilk.lab.run.folder import FINISHED, LOCAL, Row, write_atomically
+from spidersilk.lab.run.folder import FINISHED, LOCAL, Row
 
 Packed = dict[str, Any]  # a run as plain values: name, status, reason, command, config, summary, and curve by column
 

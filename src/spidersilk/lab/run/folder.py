@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from spidersilk.lab.data.files import write_atomically as write_atomically
+from spidersilk.lab.data.files import write_atomically
 from spidersilk.lab.run.checkpoint import REMEDY
 from spidersilk.lab.run.config import RunConfig, from_dict
-from spidersilk.lab.run.errors import RunError as RunError
+from spidersilk.lab.run.errors import RunError
 from spidersilk.lab.run.lock import Lock
 
 FINISHED = ("finished", "diverged", "collapsed")  # the statuses of a run that will not go on

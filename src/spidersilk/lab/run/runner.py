@@ -260,19 +260,16 @@ class Run:
         state = checkpoint.read(path, self.device, [*parts, "counters", "random", "cuda", "run", "metrics"])
         if other := differences(path, state["run"], self.config):
             raise checkpoint.refusal(path, f"it is that of a run with other settings: {other}")
-        checkpoint.check_counters(path, state["counters"], vars(self.counters))
-        self.counters = _Counters(**state["counters"])
-        self.folder.check_metrics(self.counters.metrics_bytes, state["metrics"])
         try:
+            self.counters = _Counters(**{name: state["counters"][name] for name in vars(self.counters)})
             for name, part in parts.items():
                 part.load_state_dict(state[name])
-            if getattr(self.optimizer, "gradient_queries", self.counters.queries) != self.counters.queries:
-                raise ValueError("the run and its optimizer count other queries")
             torch.set_rng_state(state["random"].cpu())
             if state["cuda"] is not None:
                 torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
         except Exception as error:
             raise checkpoint.refusal(path, f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        self.folder.check_metrics(self.counters.metrics_bytes, state["metrics"])
 
     def _open_tensorboard(self) -> Any:
         if not self.config.tensorboard or not self.team.writes:
