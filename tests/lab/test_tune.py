@@ -27,6 +27,8 @@ from spidersilk.lab.report import tuned as report
 from spidersilk.lab.run.config import RunConfig
 from spidersilk.lab.run.curve import Curve
 
+PUBLISHED = Path(__file__).parents[2] / "results" / "tune"
+
 
 @pytest.mark.parametrize("task", ["image", "language", "ranking", "logistic", "finetune"])
 @pytest.mark.parametrize("allowed", [2, 11])
@@ -314,6 +316,23 @@ def test_several_lengths_are_a_tuning_and_a_file_each(tmp_path: Path) -> None:
     assert names == ["tune_finetune_85m_ptb_200.json", "tune_finetune_85m_ptb_600.json"]
     assert lengths_of("image", None, None, None, None) == [{"budget": 1.0, "final_budget": 4.0}]
     assert lengths_of("finetune", None, None, "200", 2000)[0]["final_steps"] == 2000
+
+
+@pytest.mark.parametrize("name", ["tune_finetune_85m_ptb_600_linear", "tune_finetune_ptb_200_linear"])
+def test_published_tunings_can_go_on_under_their_own_schedule(name: str) -> None:
+    path = PUBLISHED / f"{name}.json"
+    saved = json.loads(path.read_text())
+    options, steps = saved["conditions"]["options"], saved["conditions"]["steps"]
+
+    def load(schedule: str | None) -> Tuning:
+        base = RunConfig("finetune", "adamw", options=options, schedule=schedule)
+        tuning = Tuning(base, ["adamw"], 5, 0.0, 0.0, 3, path, steps, saved["final_steps"])
+        tuning.load()
+        return tuning
+
+    assert len(load("linear").tried["adamw"]) == 5
+    with pytest.raises(ValueError, match="schedule"):
+        load(None)
 
 
 def test_trials_of_another_file_serve_for_longer_final_runs(tmp_path: Path) -> None:
