@@ -17,7 +17,7 @@ EIGHT_SEQUENCES = ("memory_2_7b_8_cuda", "backprop_2_7b_8_cuda")
 TUNED = "tune_finetune_85m_ptb_600_linear"  # of `spidersilk tune`
 PICTURE = RESULTS / "benchmarks" / f"{ONE_SEQUENCE[0]}.png"
 HEAD = ("GPT, bfloat16, one H200", "2.7 B, one sequence: peak GiB", "step / AdamW's",
-        "eight sequences: step / AdamW's", "85 M: loss with seeds 0; 1, 2")  # fmt: skip
+        "eight sequences: step / AdamW's", "85 M: loss (seeds 0; 1, 2)")  # fmt: skip
 # The rows of the table: the method in the benchmarks, and in the tuning.
 ROWS = {
     "AdamW, fused": ("adamw", "adamw"),

@@ -255,7 +255,7 @@ def in_the_readme() -> list[str]:
     assert min(at_five) > adamw["loss"]
     assert {f"{loss:.2f}" for loss in at_five} == {"1.05"}
     return [
-        f"6.7 B: {largest(LARGE, 'sparse-5', 'peak_gib')} GiB",
+        f"6.7 B in {largest(LARGE, 'sparse-5', 'peak_gib')} GiB",
         "The best sparse step was 20 times AdamW's; at 5 times both forms end at 1.05, above AdamW",
         f"AdamW ends at {worst[0]}, LoRA at {worst[1]}, 10 % of the entries at {worst[2]} and of the columns "
         f"at {worst[3]}",
