@@ -24,9 +24,9 @@ INTRO = """`spidersilk tune` gives every method the same number of trials, and r
 ([lab.md](../lab.md#tuning)). Queries and seconds are medians over seeds to the target, the lowest loss that all seeds
 of one of SGD, momentum and AdamW reached; ratios are to the best of these three. Seconds of runs made side by side are
 those of a shared machine. Step sizes are constant, so the best one depends on how long a run is: where the final runs
-are longer than the trials, a method whose step suits the short run may stop early. SparseSGD and SparseAdamW are here
-those of version 0.1.0 ([lab.md](../lab.md#tuning)). SVRG is dense: where it needs fewer queries than the sparse method,
-the anchor wins, not sparsity.
+are longer than the trials, a method whose step suits the short run may stop early. SparseSGD and SparseAdamW are
+those of version 0.1.0 ([lab.md](../lab.md#tuning)), unless the title says 0.2.0. SVRG is dense: where it needs fewer
+queries than the sparse method, the anchor wins, not sparsity.
 """
 NAMES = {"sgd": "SGD", "momentum": "SGD, momentum", "adamw": "AdamW", "svrg": "SVRG", "spiderboost": "SpiderBoost",
          "sparse-spiderboost": "Algorithm 1", "sparse-svrg": "SparseSVRG", "sparse-sgd": "SparseSGD",
@@ -56,11 +56,17 @@ def draw(results: Path, folder: Path) -> None:
         curves = [replace(c, label=NAMES.get(m, m)) for m in tuned.methods(record) for c in tuned.finals(record, m)]
         values = [row[metric] for c in curves for row in c.rows if row.get(metric, 0.0) > 0]
         log = bool(values) and max(values) > WIDE * min(values)
-        title = f"{tuned.title_of(record)}: each method at its best of {_trials(record)} trials, {_seeds(record)} seeds"
+        title = f"{_title(record)}: each method at its best of {_trials(record)} trials, {_seeds(record)} seeds"
         labels = list(dict.fromkeys([*NAMES.values(), *(c.label for c in curves)]))
         figure = panels(curves, AXES, metric, words(metric), title, log, labels)
         if figure is not None:
             png(figure, folder / "tune" / f"{name}.png")
+
+
+def _title(record: Record) -> str:
+    """Most files are of version 0.1.0, in which SparseSGD and SparseAdamW were other forms."""
+    version = record["versions"]["spidersilk"]
+    return tuned.title_of(record) + ("" if version.startswith("0.1.") else f", version {version.removesuffix('.dev0')}")
 
 
 def _trials(record: Record) -> str:
@@ -113,7 +119,7 @@ def _overview(tunings: Iterable[Record]) -> list[str]:
         svrg = "not tuned" if "svrg" not in record["methods"] else "-" if dense is None else number(dense, 2)
         rows.append(
             [
-                tuned.title_of(record),
+                _title(record),
                 target,
                 plain,
                 *cells,
@@ -134,7 +140,7 @@ def _section(name: str, record: Record) -> str:
         budgets += f", evaluated on {conditions['options']['eval_samples']} samples"
     budgets += ", with autocast to bfloat16" if conditions.get("bf16") else ""
     parts = [
-        f"## {tuned.title_of(record)}\n",
+        f"## {_title(record)}\n",
         f"{budgets} ([results/tune/{name}.json](../../results/tune/{name}.json)).\n",
     ]
     if record["target"] is not None:
@@ -142,7 +148,7 @@ def _section(name: str, record: Record) -> str:
     parts += [markdown_table(*tuned.table(record)), _conclusion(record)]
     parts += [_close(record)] if record["metric"] == "gap" else []
     if any(tuned.finals(record, m) for m in record["methods"]):
-        parts.append(f"![{tuned.title_of(record)}: final runs, {metric} over queries](../../results/tune/{name}.png)\n")
+        parts.append(f"![{_title(record)}: final runs, {metric} over queries](../../results/tune/{name}.png)\n")
     if edge := tuned.edges(record):
         parts.append(f"At the edge of the step sizes that were tried, so that more trials might help: {edge}.\n")
     return "\n".join(parts)

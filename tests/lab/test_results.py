@@ -265,6 +265,7 @@ def tuned_section(folder: Path, final: dict[str, list[list[float]]], edge: str =
             )
     conditions = {"task": "logistic", "options": {"data": "w8a"}, "budget": 10.0, "seed": 0}
     record = {"conditions": conditions, "trials": 8, "final_budget": 30.0, "seeds": [1, 2], "target": 1e-3}
+    record["versions"] = {"spidersilk": "0.1.0"}
     record |= {"metric": "gap", "methods": methods, "runs": runs}
     (folder / "tune").mkdir(parents=True, exist_ok=True)
     (folder / "tune" / "tune_logistic_w8a.json").write_text(json.dumps(record))
