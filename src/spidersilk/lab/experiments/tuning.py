@@ -32,7 +32,7 @@ SAME_START = 0.005  # by how much the losses of pretrained starts may differ tha
 _LOCAL = ("optimizer", "name", "label", "device", "data_dir", "eval_every", "checkpoint_every", "tensorboard")
 _TUNED = ("lr", "arguments", "batch_size", "anchor_batch_size", "inner_steps", "k1", "k2", "lr_milestones",
           "inner_lr_end")  # fmt: skip
-BEFORE: dict[str, Settings] = {"finetune": {"schedule": "linear"}}  # of files from before it was written down
+EARLIER_CONDITIONS: dict[str, Settings] = {"finetune": {"schedule": "linear"}}  # of files that do not say it
 Record = dict[str, Any]
 """What results/tune/tune_*.json holds of a tuning, or of one of its methods."""
 
@@ -243,7 +243,8 @@ def read(path: Path) -> Record:
                 raise ValueError(f"the lowest loss of {method} is not that of its trials")
         for run in saved["runs"]:
             collect.check(run)
-        return saved | {"conditions": BEFORE.get(saved["conditions"].get("task", ""), {}) | saved["conditions"]}
+        earlier = EARLIER_CONDITIONS.get(saved["conditions"].get("task", ""), {})
+        return saved | {"conditions": earlier | saved["conditions"]}
 
 
 def check_settings(base: RunConfig) -> None:
