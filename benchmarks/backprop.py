@@ -3,6 +3,7 @@
 python benchmarks/backprop.py --model fc --threads 1 --save
 python benchmarks/backprop.py --model 20m --sequences 4 --length 256 --no-checkpointing --threads 1 --save
 python benchmarks/backprop.py --model 2.7b --sequences 8 --save                      # on a CUDA device
+python benchmarks/backprop.py --model 2.7b --sequences 8 --compile blocks --save
 python benchmarks/backprop.py --model resnet18 --sequences 256 --methods dense,columns-10,rows-10 --save
 python benchmarks/backprop.py --model narrow --length 8 --threads 1 --methods dense,columns-10,entries-10,lora-16 --save
 
@@ -41,7 +42,10 @@ class Run:
         self.method, self.device = method, given.device
         self.model, self.loss, baseline = build(given)
         self.optimizer = optimizer_for(method, self.model, baseline)
-        self.called: Any = torch.compile(self.model) if given.compile else self.model
+        if given.compile == "blocks":
+            for block in self.model.blocks:
+                block.compile()
+        self.called: Any = torch.compile(self.model) if given.compile == "model" else self.model
         self.means: list[float] = []
 
     def warm_up(self, steps: int) -> None:
@@ -123,7 +127,9 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=0, help="sequences, or images (default: 1; fc 128)")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--no-checkpointing", action="store_true")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument(
+        "--compile", choices=["blocks", "model"], help="by torch.compile: each block of a GPT, or all of it"
+    )
     parser.add_argument("--block", type=int, default=10, help="steps of a block")
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -158,8 +164,9 @@ def main() -> None:
         kept = {n: getattr(given, n) for n in ("model", "sequences", "length", "compile", "block", "blocks", "threads")}
         figures = kept | {"checkpointing": not given.no_checkpointing, "methods": results}
         parts = [given.model.replace(".", "_"), str(given.sequences), given.device]
-        extra = [w for w, on in (("full", given.no_checkpointing and is_gpt), ("compiled", given.compile)) if on]
-        save("_".join(["backprop", *parts, *extra]), [0], figures)
+        parts += ["full"] if given.no_checkpointing and is_gpt else []
+        parts += [f"compiled_{given.compile}"] if given.compile else []
+        save("_".join(["backprop", *parts]), [0], figures)
 
 
 if __name__ == "__main__":

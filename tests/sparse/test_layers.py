@@ -17,6 +17,7 @@ from sparse_oracle import seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from spidersilk.layers.dressing import Ruled
 from spidersilk.sparse.compact import counts_among
@@ -332,6 +333,20 @@ def test_selected_gradients_have_gradients(layer: nn.Module, groups: str) -> Non
         (gradient.square().sum() + net(given).sum()).backward()
         found.append(given.grad)
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_checkpoint_computes_its_last_product_once(bias: bool) -> None:
+    """Forward, again in backward up to the last layer, gradients of inputs, and those of half of the columns."""
+    model = nn.Sequential(nn.Linear(8, 16, bias), nn.ReLU(), nn.Linear(16, 4, bias)).double()
+    optimizer = columns(model, k2=0.5)
+    assert optimizer.density < 1
+    x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+    with FlopCounterMode(display=False) as seen:
+        out: Any = checkpoint(model, x, use_reentrant=False)
+        out.sum().backward()
+    first, last = 2 * 5 * 8 * 16, 2 * 5 * 16 * 4
+    assert seen.get_total_flops() == (first + last) + first + (first + last) + (first + last) // 2
 
 
 @pytest.mark.parametrize("groups", ["columns", "rows"])

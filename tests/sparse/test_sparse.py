@@ -174,7 +174,7 @@ def test_clipping_sees_the_selected_entries() -> None:
             optimizer.zero_grad()
         ends.append(flat(model))
     assert torch.equal(ends[0], ends[1])
-    assert torch.equal(ends[0], ends[2])
+    assert torch.allclose(ends[0], ends[2], rtol=1e-12, atol=0)  # norms are added up in another order
 
 
 @pytest.mark.parametrize("bare", [False, True])

@@ -16,29 +16,52 @@ from spidersilk.layers.registry import Part, add_columns, autocast, keep, kept_b
 
 @rule(nn.Linear)
 def linear(module: nn.Linear, part: Part, input: Tensor) -> Tensor | None:
-    if input.layout != torch.strided:  # sparse or nested
-        return None
     x, weight, bias = autocast(input, module.weight, module.bias)
-    return _Linear.apply(x, weight, bias, *part)[0]
+    return _product(x, weight, bias, *part)
 
 
 @rule("transformers.pytorch_utils.Conv1D")
 def transposed_linear(module: Any, part: Part, x: Tensor) -> Tensor | None:
     """Its weight is that of a linear layer, transposed."""
     x, weight, bias = autocast(x, module.weight, module.bias)
-    return _Linear.apply(x, weight.t(), bias, part.values.t(), part.indices, 1 - part.dimension)[0]
+    return _product(x, weight.t(), bias, part.values.t(), part.indices, 1 - part.dimension)
+
+
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
+) -> Tensor | None:
+    """The output of the layer; None for inputs that are sparse or nested, or not of its shape."""
+    if x.layout != torch.strided or x.shape[-1:] != weight.shape[1:] or x.device != weight.device:
+        return None
+    output = _Linear.apply(x, weight, bias, values, indices, dimension)[0]
+    if not torch.compiler.is_compiling():
+        _compute(output.detach(), x, weight, bias)
+    return output
+
+
+@torch.no_grad()
+def _compute(output: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    rows, out = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
+    if bias is None:
+        torch.mm(rows, weight.t(), out=out)
+    else:
+        torch.addmm(bias, rows, weight.t(), out=out)
 
 
 class _Linear(torch.autograd.Function):
-    """The second output is the columns of x that backward needs: gradients of gradients come to x by way of them."""
+    """Gives an output that is not computed yet, unless a compiler reads this.
+
+    It is computed when what backward needs has been kept: so the recomputation of a checkpoint ends before its last
+    product, as it does with torch's own layers. The second output is the columns of x that backward needs: gradients of
+    gradients come to x by way of them.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
     ) -> tuple[Tensor, Tensor | None]:
-        y = F.linear(x, weight, bias)  # first: it checks shapes and devices
-        if bias is not None and y.dim() != 2:  # a view, which nobody could change in place
-            y = torch.ops.aten._unsafe_view.default(y, y.shape)
+        compiling = torch.compiler.is_compiling()
+        y = F.linear(x, weight, bias) if compiling else x.new_empty((*x.shape[:-1], weight.shape[0]))
         columns = columns_of(x, indices) if dimension == 1 else None
         keep(ctx, x if columns is None else columns, weight, indices)
         ctx.shape, ctx.dtype, ctx.dimension = x.shape, values.dtype, dimension
@@ -56,13 +79,20 @@ class _Linear(torch.autograd.Function):
             of_input = delta @ weight if ctx.needs_input_grad[0] else None
             of_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
             outputs = flat if ctx.dimension == 1 else flat.index_select(1, indices)
-            if ctx.dimension == 1 and flat.device.type == "cpu":  # the smaller side first is a third faster there
-                of_values = (x.t() @ outputs).t().to(ctx.dtype, memory_format=torch.contiguous_format)
-            else:
-                of_values = (outputs.t() @ x).to(ctx.dtype)
+            of_values = _of_values(outputs, x, ctx.dtype, ctx.dimension)
         if of_columns is not None:
             of_input = add_columns(of_input, of_columns, -1, ctx.shape, indices)
         return of_input, None, of_bias, of_values, None, None
+
+
+def _of_values(outputs: Tensor, x: Tensor, dtype: torch.dtype, dimension: int) -> Tensor:
+    """outputs^T x in this dtype."""
+    if dimension == 1 and x.device.type == "cpu":  # the smaller side first is a third faster there
+        return (x.t() @ outputs).t().to(dtype, memory_format=torch.contiguous_format)
+    usual = x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if usual and dtype == torch.float32 and x.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(outputs.t(), x, out_dtype=dtype)  # without a pass that converts
+    return (outputs.t() @ x).to(dtype)
 
 
 def columns_of(x: Tensor, indices: Tensor) -> Tensor:
