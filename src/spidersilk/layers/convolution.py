@@ -31,7 +31,7 @@ class _Convolution(torch.autograd.Function):
         channels = x.index_select(1, indices) if dimension == 1 else None
         keep(ctx, x if channels is None else channels, weight, indices)
         ctx.shape, ctx.dtype, ctx.dimension, ctx.options = x.shape, values.dtype, dimension, (stride, padding, dilation)
-        return y, channels
+        return y, None if torch.compiler.is_compiling() else channels
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -65,7 +65,7 @@ class _Linear(torch.autograd.Function):
         columns = columns_of(x, indices) if dimension == 1 else None
         keep(ctx, x if columns is None else columns, weight, indices)
         ctx.shape, ctx.dtype, ctx.dimension = x.shape, values.dtype, dimension
-        return y, columns
+        return y, None if compiling else columns  # a compiler would add zeros to the input's gradient
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -97,13 +97,13 @@ def _of_values(outputs: Tensor, x: Tensor, dtype: torch.dtype, dimension: int) -
 
 def columns_of(x: Tensor, indices: Tensor) -> Tensor:
     """x[..., indices]."""
+    rows, shape = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], indices.numel())
     kernels = _kernels_for(x)
     if kernels is None:
-        return x.index_select(-1, indices)
-    rows = x.view(-1, x.shape[-1], 1)
+        return rows.index_select(1, indices).view(shape)  # of a matrix: of more dimensions torch copies more slowly
     columns = x.new_empty(len(rows), indices.numel(), 1)
-    kernels.take(rows, indices, columns, False)
-    return columns.view(*x.shape[:-1], indices.numel())
+    kernels.take(rows[:, :, None], indices, columns, False)
+    return columns.view(shape)
 
 
 def _kernels_for(x: Tensor) -> Kernels | None:
