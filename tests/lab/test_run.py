@@ -62,6 +62,22 @@ def test_whole_groups_in_the_lab(optimizer: str, groups: str, tmp_path: Path) ->
     assert long.inner == math.ceil(200 / 20 / density)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_autocast_is_for_steps_and_evaluations(bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[bool]] = {"loss": [], "evaluate": []}
+    task = tasks.find("logistic")
+    for name, called in seen.items():
+        plain = getattr(task, name)
+
+        def recorded(*args: Any, plain: Any = plain, called: list[bool] = called) -> Any:
+            called.append(torch.is_autocast_enabled("cpu"))
+            return plain(*args)
+
+        monkeypatch.setattr(task, name, recorded)
+    runner.run(config(bf16=bf16), tmp_path / "run")
+    assert all(len(called) > 1 and set(called) == {bf16} for called in seen.values())
+
+
 def test_plain_sgd_in_the_lab_is_sgd(tmp_path: Path) -> None:
     """The runner's own steps against a loop written here."""
     made = config("image", "sgd", options=DIGITS, lr=0.1, batch_size=50, budget=0.5)

@@ -206,7 +206,7 @@ class Run:
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16):
+            with self._autocast():
                 loss = self.task.loss(batch, getattr(optimizer, "evaluating", None))
             loss.backward()
             return loss.detach()
@@ -225,9 +225,12 @@ class Run:
         self.task.stepped()
         return loss
 
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bf16)
+
     def _evaluate(self) -> None:
         """Write one row of metrics. The random state is restored, so evaluations do not change the run."""
-        with torch.random.fork_rng(devices=[]), self.meter.at_output():
+        with torch.random.fork_rng(devices=[]), self.meter.at_output(), self._autocast():
             metrics = self.task.evaluate()
         if isinstance(self.optimizer, silk.VarianceReduced):
             self.optimizer.check()
