@@ -12,13 +12,16 @@ that its times are those of Python and of launches), fc (3072-1000-1000-10) and 
 columns-P, rows-P, entries-P (P %), lora-R (GPTs). All are in one process, in blocks of steps that take turns, so that a
 slow minute of the machine is everybody's. `ms` is the mean of all timed steps, `--block` times `--blocks` (100, unless
 told otherwise), the last of which makes a new selection; `ratio` is that over the dense one's, and `range` that of
-single blocks. On CUDA, `kernel_ms` is the time in kernels of a step, from a profile; what is left of `ms` is Python and
+single blocks. Python's garbage collector is told to leave alone what there is after the warm-up (`gc.freeze()`): a pass
+over the objects of torch and all models takes a tenth of a second, and would be counted against the method whose turn
+it is. On CUDA, `kernel_ms` is the time in kernels of a step, from a profile; what is left of `ms` is Python and
 launches that the device waits for.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Callable
 from statistics import mean
@@ -146,6 +149,8 @@ def main() -> None:
     runs = [Run(method, given) for method in methods]
     for run in runs:
         run.warm_up(given.block * given.blocks)
+    gc.collect()
+    gc.freeze()
     for number in range(given.blocks):
         for run in runs:
             run.means.append(run.block(given.block))

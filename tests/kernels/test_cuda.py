@@ -20,6 +20,7 @@ import spidersilk as silk
 from spidersilk import reference
 from spidersilk.kernels import backends
 from spidersilk.kernels.plain import top_indices
+from spidersilk.sparse.compact import Compact
 from spidersilk.variance.group_gradients import GroupGradients
 
 pytestmark = pytest.mark.gpu
@@ -460,8 +461,10 @@ def test_selected_groups_of_convolutions(dimension: int, channels: int, memory_f
 
 
 @pytest.mark.parametrize("dtype", [*entry_cases.DTYPES, torch.float16])
-def test_selected_columns_of_linear_layers(dtype: torch.dtype) -> None:
-    """Also of an input that does not lie in one piece, and while a graph is compiled."""
+def test_selected_columns_of_linear_layers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of an input that does not lie in one piece, and compiled; the weight gets no whole gradient."""
+    dense: list[object] = []
+    monkeypatch.setattr(Compact, "collect", lambda compact, gradient: dense.append(compact))
     torch.manual_seed(0)
     layer = nn.Linear(130, 70, dtype=dtype, device="cuda")
     optimizer = silk.SparseSGD(layer, k2=0.3, groups="columns")
@@ -477,6 +480,7 @@ def test_selected_columns_of_linear_layers(dtype: torch.dtype) -> None:
             scale = float(wanted.abs().max())
             torch.testing.assert_close(compact.param.grad, wanted, rtol=tolerance, atol=tolerance * scale)
             optimizer.zero_grad()
+    assert not dense
 
 
 @pytest.mark.parametrize("dtype", [*entry_cases.DTYPES, torch.float16])

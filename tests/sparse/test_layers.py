@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from spidersilk.layers.dressing import Ruled
-from spidersilk.sparse.compact import counts_among
+from spidersilk.sparse.compact import Compact, counts_among
 from spidersilk.sparse.sparse import Sparse
 
 
@@ -350,7 +350,9 @@ def test_a_checkpoint_computes_its_last_product_once(bias: bool) -> None:
 
 
 @pytest.mark.parametrize("groups", ["columns", "rows"])
-def test_without_a_graph_break_and_without_compiling_again(groups: str) -> None:
+def test_without_a_graph_break_and_without_compiling_again(groups: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense: list[object] = []
+    monkeypatch.setattr(Compact, "collect", lambda compact, gradient: dense.append(compact))
     model = network(torch.float32)
     optimizer = columns(model, inner_steps=2, groups=groups)
     torch._dynamo.reset()
@@ -360,6 +362,7 @@ def test_without_a_graph_break_and_without_compiling_again(groups: str) -> None:
         same_as_dense(model, optimizer, lambda m: loss_of(compiled if m is model else m), 1e-5)
         optimizer.step()
     assert counter.frame_count == 1
+    assert not dense  # no weight got a whole gradient
 
 
 def test_what_others_see_is_an_ordinary_model() -> None:

@@ -55,7 +55,7 @@ class Ruled(Dressed):
     def _is_open(self, source: Source) -> bool:
         weight = self._parameters.get("weight")  # not there while the module is parametrized
         if torch.compiler.is_compiling():
-            usual = not torch.compiler.is_exporting()
+            usual = not torch.compiler._is_exporting_flag  # torch 2.11 compiles is_exporting() to True
         else:
             usual = not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
         return weight is source.weight and usual and torch.is_grad_enabled() and source.weight.requires_grad
