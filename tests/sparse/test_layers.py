@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,8 +20,19 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from spidersilk.layers.dressing import Ruled
-from spidersilk.sparse.compact import Compact, counts_among
+from spidersilk.sparse import compact as compact_module
+from spidersilk.sparse.compact import Compact, shares_of
 from spidersilk.sparse.sparse import Sparse
+
+
+@pytest.fixture(autouse=True, scope="module", params=[False, True], ids=["", "in runs"])
+def in_runs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of it twice: columns come in runs of two, as those of large layers come in runs of eight."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            patch.setattr(compact_module, "MANY", 1)
+            patch.setattr(compact_module, "RUN", 2)
+        yield
 
 
 class Conv1D(nn.Module):
@@ -105,7 +116,7 @@ def test_conv1d_of_transformers(inputs: int, outputs: int, batch: list[int], gro
     check(model, torch.randn(*batch, inputs, dtype=torch.float64), groups, k2)
     if groups == "columns":
         optimizer = Sparse(model, torch.optim.SGD, lr=0.1, k2=k2, groups=groups)
-        assert next(iter(optimizer._weights)).dimension == 0
+        assert all(compact.dimension == 0 for compact in optimizer._weights)
 
 
 @settings(max_examples=30, deadline=None)
@@ -154,7 +165,7 @@ def test_channels_last() -> None:
 
 
 OTHERWISE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "grouped convolution": (lambda: nn.Conv2d(4, 4, 3, groups=2), (2, 4, 5, 5)),
+    "grouped convolution": (lambda: nn.Conv2d(8, 8, 3, groups=2), (2, 8, 5, 5)),
     "padding by a word": (lambda: nn.Conv1d(4, 4, 3, padding="same"), (2, 4, 5)),
     "circular padding": (lambda: nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), (2, 4, 5, 5)),
     "no batch": (lambda: nn.Conv2d(4, 4, 3), (4, 5, 5)),
@@ -498,43 +509,67 @@ def test_activations_that_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "k1", "k2", "counts"),
+    ("shape", "groups", "k1", "k2", "shares"),
     [
-        (768, 0.0, 0.1, (0, 80)),
-        (768, 0.1, 0.0, (80, 0)),
-        (768, 0.05, 0.05, (39, 41)),
-        (640, 0.0, 0.1, (0, 64)),
-        (620, 0.0, 0.1, (0, 62)),
-        (100, 0.0, 0.99, (0, 100)),
-        (70, 0.5, 0.45, (35, 35)),
+        ((2, 768), "columns", 0.0, 0.1, (0, 80, 8)),
+        ((2, 768), "columns", 0.1, 0.0, (80, 0, 8)),
+        ((2, 768), "columns", 0.05, 0.05, (40, 40, 8)),
+        ((2, 640), "columns", 0.0, 0.1, (0, 64, 8)),
+        ((2, 624), "columns", 0.0, 0.1, (0, 63, 1)),
+        ((2, 700), "columns", 0.0, 0.1, (0, 72, 1)),
+        ((2, 104), "columns", 0.0, 0.99, (0, 104, 8)),
+        ((2, 70), "columns", 0.5, 0.45, (35, 35, 1)),
+        ((768, 2), "rows", 0.0, 0.1, (0, 80, 1)),
+        ((768, 2), "rows", 0.1, 0.0, (80, 0, 1)),
+        ((768, 2), "rows", 0.05, 0.05, (39, 41, 1)),
+        ((2, 768), None, 0.0, 0.1, (0, 154, 1)),
     ],
 )
-def test_many_columns_are_a_multiple_of_eight(n: int, k1: float, k2: float, counts: tuple[int, int]) -> None:
-    model = nn.Linear(n, 2, bias=False)
-    optimizer = columns(model, k1=k1, k2=k2)
-    assert counts_among(n, k1, k2, 1) == counts
-    assert optimizer.k == 2 * sum(counts)
+def test_of_many_groups_a_multiple_of_eight_and_columns_in_runs(
+    shape: tuple[int, int], groups: Any, k1: float, k2: float, shares: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compact_module, "MANY", 64)
+    monkeypatch.setattr(compact_module, "RUN", 8)
+    dimension = {"rows": 0, "columns": 1, None: None}[groups]
+    assert shares_of(shape, k1, k2, dimension) == shares
+    optimizer = columns(nn.Linear(*reversed(shape), bias=False), k1=k1, k2=k2, groups=groups)
+    assert optimizer.k == (shares[0] + shares[1]) * (1 if dimension is None else shape[1 - dimension])
     for compact in optimizer._weights:
-        assert (compact.k1, compact.k2) == counts
-    assert sum(counts_among(n, k1, k2, None)) == min(n, math.ceil(k1 * n - 1e-9) + math.ceil(k2 * n - 1e-9))
+        assert (compact.k1, compact.k2, compact.run) == shares
+
+
+def test_a_run_is_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn without a gradient: whole runs, each at a multiple of its length, all of them sooner or later."""
+    monkeypatch.setattr(compact_module, "MANY", 64)
+    monkeypatch.setattr(compact_module, "RUN", 8)
+    optimizer = columns(nn.Linear(768, 2, bias=False), k2=0.1)
+    compact = next(iter(optimizer._weights))
+    seen = set()
+    for _ in range(100):
+        runs = compact.indices.view(-1, 8)
+        assert torch.equal(runs, 8 * (runs[:, :1] // 8) + torch.arange(8))
+        assert bool((runs[:, 0].diff() > 0).all())
+        seen |= set(runs[:, 0].tolist())
+        optimizer._renew()
+    assert seen == set(range(0, 768, 8))
 
 
 def test_columns_are_chosen_by_their_scores() -> None:
-    """k1 of the largest averages of the norms so far, k2 others at random."""
+    """k1 of the largest averages of the norms so far, k2 others at random; so are runs of columns."""
     torch.manual_seed(0)
-    model = nn.Linear(20, 4, bias=False).double()
+    model = nn.Linear(40, 4, bias=False).double()
     optimizer = columns(model, k1=0.2, k2=0.1, inner_steps=1, lr=0.0)
     compact = next(iter(optimizer._weights))
-    scores = torch.zeros(20, dtype=torch.float64)
+    scores = torch.zeros(40 // compact.run, dtype=torch.float64)
     for step in range(4):
-        x = torch.randn(8, 20, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        x = torch.randn(8, 40, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         (gradient,) = torch.autograd.grad(model(x).square().sum(), model.weight)
-        norms = gradient.norm(dim=0)
+        norms = gradient.unflatten(1, (-1, compact.run)).norm(dim=(0, 2))
         scores = (scores + norms) / 2
         model(x).square().sum().backward()
-        top = set(scores.topk(4).indices.tolist())
-        assert top <= set(compact.indices.tolist())
-        assert len(compact.indices) == 6
+        top = scores.topk(8 // compact.run).indices
+        assert set(top.tolist()) <= set((compact.indices // compact.run).tolist())
+        assert len(compact.indices) == 12
         torch.testing.assert_close(compact.param.grad, gradient[:, compact.indices.long()])
         torch.testing.assert_close(compact.scores, scores)
         optimizer.step()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
-from typing import Any
+from collections.abc import MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,22 +22,43 @@ CHANGED = (
 )
 SMALL = 1 << 16  # entries of a vector (a norm, a bias) that is trained whole
 MANY = 64  # selected groups
+RUN = 8
 DECAY = 0.5  # weight of the newest norms in the scores of groups
+
+
+class Shares(NamedTuple):
+    """How many of a weight's entries, or groups, are selected; groups in runs of so many neighbours."""
+
+    k1: int
+    k2: int
+    run: int = 1
+
+    @property
+    def k(self) -> int:
+        return self.k1 + self.k2
+
+
+def shares_of(shape: Sequence[int], k1: Count, k2: Count, dimension: int | None) -> Shares:
+    """Of a weight of this shape. Of many groups a multiple of 8 is selected, for which GPUs have fast products.
+
+    Many columns come in runs of 8 neighbours, too: memory is read in pieces, and 10 % of single columns touch nearly
+    all of them.
+    """
+    n = math.prod(shape) if dimension is None else shape[dimension]
+    top, random = counts_within(k1, k2, n)
+    if dimension is None or top + random < MANY:
+        return Shares(top, random)
+    if n % RUN == 0 and math.prod(shape[dimension + 1 :]) == 1:
+        top, random = counts_within(k1, k2, n // RUN)
+        return Shares(top * RUN, random * RUN, RUN)
+    more = min(-(top + random) % RUN, n - top - random)
+    return Shares(top, random + more) if random else Shares(top + more, 0)
 
 
 def is_trained_whole(weight: Tensor, k1: Count, k2: Count, dimension: int | None) -> bool:
     """Whether all of its entries are trained: it is a small vector, or k is all of it."""
     n = weight.numel() if dimension is None else weight.shape[dimension]
-    return (weight.dim() < 2 and weight.numel() <= SMALL) or sum(counts_among(n, k1, k2, dimension)) == n
-
-
-def counts_among(n: int, k1: Count, k2: Count, dimension: int | None) -> tuple[int, int]:
-    """k1 and k2 of n entries or groups. Many groups are rounded up to a multiple of 8, for which GPUs have products."""
-    top, random = counts_within(k1, k2, n)
-    if dimension is None or top + random < MANY:
-        return top, random
-    more = min(-(top + random) % 8, n - top - random)
-    return (top, random + more) if random else (top + more, 0)
+    return (weight.dim() < 2 and weight.numel() <= SMALL) or shares_of(weight.shape, k1, k2, dimension).k == n
 
 
 class Compact:
@@ -65,7 +86,7 @@ class Compact:
         self._addresses = part.data_ptr(), self.values.data_ptr()
         self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
         scored = self.chooses and self.dimension is not None
-        self.scores = self.values.new_zeros(self.n) if scored else None  # of groups: how large gradients have been
+        self.scores = self.values.new_zeros(self.n // self.run) if scored else None  # how large gradients have been
         self.is_due = self.is_dense = self.chooses
         self.is_selected = False
         if self.is_whole:
@@ -83,9 +104,10 @@ class Compact:
         """How many entries or groups there are, and are selected; the shape of the selected values."""
         self.n = self.view.shape[self.view.dim() // 2]
         if self.dimension is not None:
-            self.k1, self.k2 = counts_among(self.n, k1, k2, self.dimension)
+            self.k1, self.k2, self.run = shares_of(local(self.weight).shape, k1, k2, self.dimension)
         else:
             self.k1, self.k2 = (self.n, 0) if self.is_whole else counts_of(self.weight, k1, k2)
+            self.run = 1
         self.k = self.k1 + self.k2
         of_row = math.prod(self.weight.shape[1:])
         self._width = of_row if self.is_whole else sum(counts_within(k1, k2, of_row))
@@ -132,8 +154,8 @@ class Compact:
         if not self.values.numel():
             self.is_selected = True  # a part without rows
             return
-        among = self.view if self.dimension is None else self.values.new_zeros(self.n)
-        self._change(self.kernels.select(among, 0, self.k, seed)[1], state)
+        among = self.view if self.dimension is None else self.values.new_zeros(self.n // self.run)
+        self._change(self._in_runs(self.kernels.select(among, 0, self.k // self.run, seed)[1]), state)
 
     def choose(self, gradient: Tensor, seed: Seed, state: MutableMapping[str, Any]) -> None:
         """Choose the k1 with the largest gradient (groups: on average so far), and k2 others at random."""
@@ -143,12 +165,19 @@ class Compact:
         size = as_vector(gradient) if self.dimension is None else self._scored(self._view_of(gradient))
         if size.device.type == "cpu" and not bool(size.isfinite().all()):
             size = size.nan_to_num()
-        top, random = self.kernels.select(size, self.k1, self.k2, seed)
-        self._change(torch.cat([top, random]).sort().values if self.k2 else top, state)
+        top, random = self.kernels.select(size, self.k1 // self.run, self.k2 // self.run, seed)
+        self._change(self._in_runs(torch.cat([top, random]).sort().values if self.k2 else top), state)
+
+    def _in_runs(self, selected: Tensor) -> Tensor:
+        """The groups of the runs that are selected."""
+        if self.run == 1:
+            return selected
+        return (self.run * selected[:, None] + torch.arange(self.run, device=selected.device)).view(-1)
 
     def _scored(self, gradient: Tensor) -> Tensor:
-        """The scores of all groups, with the norms of this gradient in them, as far as they are finite."""
-        norms = torch.linalg.vector_norm(gradient, dim=(0, 2), dtype=self.values.dtype).nan_to_num_(0.0, 0.0, 0.0)
+        """The scores of all groups or runs, with the norms of this gradient in them, as far as they are finite."""
+        of_runs = gradient.unflatten(1, (-1, self.run))
+        norms = torch.linalg.vector_norm(of_runs, dim=(0, 2, 3), dtype=self.values.dtype).nan_to_num_(0.0, 0.0, 0.0)
         assert self.scores is not None
         return self.scores.lerp_(norms, DECAY)
 

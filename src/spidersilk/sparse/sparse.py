@@ -42,8 +42,8 @@ class Sparse(OverBase):
     k1, k2: how many entries of each weight are chosen by the size of their gradient, and at random. A float is a share
         of the weight, rounded up; an int is a count. 1.0 is all, 1 is one entry (refused for 1000 entries or more).
     groups: "columns": whole input features of linear layers, input channels of convolutions, rows of embedding tables;
-        layers compute the gradients of these alone, and k1 and k2 are shares of them (from 64 on rounded up to a
-        multiple of 8, for which GPUs have fast products). "rows": whole outputs.
+        layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs. From 64
+        on there are a multiple of 8, for which GPUs have fast products, and columns come as 8 neighbours each.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
     generator: seeds the selections, once. process_group: ranks that train together; None: all (docs/distributed.md).
