@@ -243,7 +243,8 @@ class SparseTraining:
     """Sparse training of one weight in plain lines: x moves where `selected` says, and has state there alone.
 
     `update` is what a base optimizer does to one entry: SGD with momentum (and Nesterov's form of it), or AdamW. A new
-    selection keeps the state of what stays. What enters has momentum 0 and the mean second moment of the others.
+    selection keeps the state of what stays. What enters has momentum 0 and the mean second moment of the others; where
+    groups along a dimension are selected, the mean along it.
     """
 
     x: Tensor
@@ -253,6 +254,7 @@ class SparseTraining:
     betas: tuple[float, float] | None = None  # given: AdamW
     eps: float = 1e-8
     weight_decay: float = 0.0
+    dimension: int | None = None
 
     def __post_init__(self) -> None:
         self.steps = 0
@@ -261,7 +263,8 @@ class SparseTraining:
 
     def select(self, selected: Tensor) -> None:
         stays = selected & self.selected
-        mean = self.second[self.selected].mean() if self.selected.any() else 0.0
+        count = self.selected.sum(self.dimension, keepdim=True).clamp(min=1)
+        mean = self.second.sum(self.dimension, keepdim=True) / count  # it is 0 elsewhere
         self.first = torch.where(stays, self.first, 0.0)
         self.second = torch.where(stays, self.second, torch.where(selected, mean, 0.0))
         self.selected = selected

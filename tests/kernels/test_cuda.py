@@ -500,8 +500,9 @@ def test_a_step_at_once(kind: type[torch.optim.Optimizer], options: dict[str, An
     entry_cases.check_step(backends.find("triton", [(torch.device("cuda"), dtype)]), "cuda", dtype, kind, options)
 
 
+@pytest.mark.parametrize("groups", [None, "columns", "rows"])
 @pytest.mark.parametrize(("k1", "k2"), [(0.0, 0.2), (0.2, 0.0), (0.1, 0.1)])
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_sparse_training_follows_plain_lines(base: str, k1: float, k2: float, backend: str) -> None:
-    follows_the_oracle(base, k1, k2, backend, device="cuda")
+def test_sparse_training_follows_plain_lines(base: str, k1: float, k2: float, backend: str, groups: Any) -> None:
+    follows_the_oracle(base, k1, k2, backend, device="cuda", groups=groups)

@@ -389,7 +389,8 @@ def test_a_step_at_once(kind: type[torch.optim.Optimizer], options: dict[str, An
     entry_cases.check_step(TritonKernels(), "cpu", dtype, kind, options)
 
 
+@pytest.mark.parametrize("groups", [None, "columns"])
 @pytest.mark.parametrize(("k1", "k2"), [(0.0, 0.2), (0.1, 0.1)])
 @pytest.mark.parametrize("base", ["momentum", "adamw"])
-def test_sparse_training_follows_plain_lines(base: str, k1: float, k2: float) -> None:
-    follows_the_oracle(base, k1, k2, "triton", steps=20)
+def test_sparse_training_follows_plain_lines(base: str, k1: float, k2: float, groups: Any) -> None:
+    follows_the_oracle(base, k1, k2, "triton", steps=20, groups=groups)

@@ -16,11 +16,12 @@ import spidersilk as silk
 from spidersilk.sparse.sparse import Sparse
 
 
+@pytest.mark.parametrize("groups", [None, "columns", "rows"])
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize(("k1", "k2"), [(0.0, 0.2), (0.2, 0.0), (0.1, 0.1)])
 @pytest.mark.parametrize("base", BASES)
-def test_trajectories_are_those_of_plain_lines(base: str, k1: float, k2: float, backend: str) -> None:
-    follows_the_oracle(base, k1, k2, backend)
+def test_trajectories_are_those_of_plain_lines(base: str, k1: float, k2: float, backend: str, groups: Any) -> None:
+    follows_the_oracle(base, k1, k2, backend, groups=groups)
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -184,7 +184,8 @@ class Compact:
     def _change(self, indices: Tensor, state: MutableMapping[str, Any]) -> None:
         """Stand for others. What stays selected keeps its value and its `state`.
 
-        For what enters, a momentum starts at 0, and a second moment at the mean of those that the weight has so far.
+        For what enters, a momentum starts at 0, and a second moment at the mean of those that the weight has so far:
+        each entry of a group at the mean of the same entry of the others, so that of a column at its row's.
         """
         if not self.is_selected:
             self.show(indices)
@@ -193,7 +194,7 @@ class Compact:
         self.kernels.take(self.view, new, held, False)
         of_values = {n: local(x) for n, x in state.items() if isinstance(x, Tensor) and n != "step"}
         kept = {name: x.view(self._shape) for name, x in of_values.items() if x.numel() == self.values.numel()}
-        entering = [x.mean() if is_second_moment(name) else x.new_zeros(()) for name, x in kept.items()]
+        entering = [_mean(x) if is_second_moment(name) else x.new_zeros(()) for name, x in kept.items()]
         targets = [self.values, *kept.values()]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
             targets, self.kernels.carry(self.indices, new, targets, [held, *entering])
@@ -244,6 +245,11 @@ class Compact:
         if self.dimension is None:
             return local(saved).reshape(-1)
         return from_list(saved, self.weight) if self.values.numel() else self.indices[:0]
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Of a vector; of [outer, groups, inner] over the groups, as a tensor of that shape."""
+    return values.mean() if values.dim() == 1 else values.mean(1, keepdim=True).expand_as(values).contiguous()
 
 
 def master_dtype(weight: Tensor) -> torch.dtype:
