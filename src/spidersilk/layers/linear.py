@@ -30,13 +30,22 @@ def transposed_linear(module: Any, part: Part, x: Tensor) -> Tensor | None:
 def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
 ) -> Tensor | None:
-    """The output of the layer; None for inputs that are sparse or nested, or not of its shape."""
+    """The output of the layer; None for inputs that are sparse or nested, or not of its shape, and for no outputs."""
     if x.layout != torch.strided or x.shape[-1:] != weight.shape[1:] or x.device != weight.device:
         return None
-    output = _Linear.apply(x, weight, bias, values, indices, dimension)[0]
-    if not torch.compiler.is_compiling():
+    if not weight.shape[0]:
+        return None
+    later = _is_computed_later(x)
+    output = _Linear.apply(x, weight, bias, values, indices, dimension, later)[0]
+    if later:
         _compute(output.detach(), x, weight, bias)
     return output
+
+
+def _is_computed_later(x: Tensor) -> bool:
+    """Where nobody but autograd looks at single operations: no compiler, no subclass, no mode such as a tracer's."""
+    seen = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return type(x) in (Tensor, nn.Parameter) and not seen
 
 
 @torch.no_grad()
@@ -49,7 +58,7 @@ def _compute(output: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 
 
 class _Linear(torch.autograd.Function):
-    """Gives an output that is not computed yet, unless a compiler reads this.
+    """With `later` it gives an output that is not computed yet.
 
     It is computed when what backward needs has been kept: so the recomputation of a checkpoint ends before its last
     product, as it does with torch's own layers. The second output is the columns of x that backward needs: gradients of
@@ -58,14 +67,16 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
-    ) -> tuple[Tensor, Tensor | None]:
-        compiling = torch.compiler.is_compiling()
-        y = F.linear(x, weight, bias) if compiling else x.new_empty((*x.shape[:-1], weight.shape[0]))
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int,
+        later: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        y = x.new_empty((*x.shape[:-1], weight.shape[0])) if later else F.linear(x, weight, bias)
+        if not later and bias is not None and y.dim() != 2:  # a view, which nobody could change in place
+            y = torch.ops.aten._unsafe_view.default(y, y.shape)
         columns = columns_of(x, indices) if dimension == 1 else None
         keep(ctx, x if columns is None else columns, weight, indices)
         ctx.shape, ctx.dtype, ctx.dimension = x.shape, values.dtype, dimension
-        return y, None if compiling else columns  # a compiler would add zeros to the input's gradient
+        return y, None if torch.compiler.is_compiling() else columns  # a compiler would add zeros to the input's gradient
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -82,7 +93,7 @@ class _Linear(torch.autograd.Function):
             of_values = _of_values(outputs, x, ctx.dtype, ctx.dimension)
         if of_columns is not None:
             of_input = add_columns(of_input, of_columns, -1, ctx.shape, indices)
-        return of_input, None, of_bias, of_values, None, None
+        return of_input, None, of_bias, of_values, None, None, None
 
 
 def _of_values(outputs: Tensor, x: Tensor, dtype: torch.dtype, dimension: int) -> Tensor:

@@ -57,7 +57,8 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     if not torch._C._is_any_autocast_enabled():  # the usual case, in one call
         return given
     device = input.device.type
-    if not torch.is_autocast_enabled(device) or any(t is not None and t.dtype == torch.float64 for t in given):
+    left = any(t is not None and (t.dtype == torch.float64 or not t.is_floating_point()) for t in given)
+    if left or not torch.is_autocast_enabled(device):
         return given
     return tuple([t if t is None else t.to(torch.get_autocast_dtype(device)) for t in given])
 

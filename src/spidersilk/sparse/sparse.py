@@ -43,7 +43,8 @@ class Sparse(OverBase):
         of the weight, rounded up; an int is a count. 1.0 is all, 1 is one entry (refused for 1000 entries or more).
     groups: "columns": whole input features of linear layers, input channels of convolutions, rows of embedding tables;
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs. From 64
-        on there are a multiple of 8, for which GPUs have fast products, and columns come as 8 neighbours each.
+        on a multiple of 8 is selected, for which GPUs have fast products; single columns of a matrix that has a
+        multiple of 8 of them then come as 8 neighbours each.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
     generator: seeds the selections, once. process_group: ranks that train together; None: all (docs/distributed.md).
