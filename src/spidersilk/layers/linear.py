@@ -76,7 +76,9 @@ class _Linear(torch.autograd.Function):
         columns = columns_of(x, indices) if dimension == 1 else None
         keep(ctx, x if columns is None else columns, weight, indices)
         ctx.shape, ctx.dtype, ctx.dimension = x.shape, values.dtype, dimension
-        return y, None if torch.compiler.is_compiling() else columns  # a compiler would add zeros to the input's gradient
+        if torch.compiler.is_compiling():
+            columns = None  # a compiler would add zeros to the input's gradient
+        return y, columns
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
