@@ -58,7 +58,7 @@ class Ruled(Dressed):
             usual = not torch.compiler._is_exporting_flag  # torch 2.11 compiles is_exporting() to True
         else:
             usual = not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
-            usual = usual and not torch.jit.is_tracing()
+            usual = usual and not torch._C._is_tracing()
         return weight is source.weight and usual and torch.is_grad_enabled() and source.weight.requires_grad
 
 
