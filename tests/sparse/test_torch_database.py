@@ -54,7 +54,8 @@ def sparse(name: str, params: Any, options: dict[str, Any], **more: Any) -> silk
     seed = torch.Generator().manual_seed(1)
     given: dict[str, Any] = {"k2": 0.5, "inner_steps": None, "generator": seed} | copy.deepcopy(options) | more
     if name in NAMED:
-        return NAMED[name](params, **given)
+        own = {"betas": (0.9, 0.999)} if name == "AdamW" else {}  # torch's, where it has another default
+        return NAMED[name](params, **(own | given))
     return silk.Sparse(params, INFOS[name].optim_cls, **given)
 
 

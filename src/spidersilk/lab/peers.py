@@ -154,7 +154,8 @@ def _badam(
 
 
 DECAY = {"weight_decay": Number(low=0, about="0.01 unless given")}
-ADAM: Mapping[str, Setting] = DECAY | {"beta2": Number(low=0, high=1, about="0.999 unless given")}
+BETA2 = "0.999 unless given, for sparse-adamw 0.95"
+ADAM: Mapping[str, Setting] = DECAY | {"beta2": Number(low=0, high=1, about=BETA2)}
 RANK, GAP = Whole(low=1, about="of the space"), Whole(low=1, about="updates between two spaces")
 SCALE = Number(above=0, about="of its updates")
 PROJECTED = DECAY | {"rank": RANK, "update_proj_gap": GAP, "scale": SCALE}
