@@ -48,7 +48,7 @@ class Ruled(Dressed):
         if not isinstance(self, Ruled):  # somebody kept this method, and the module, or a copy, is ordinary again
             return type(self).forward(self, *args, **kwargs)
         source = self._source
-        part = source.part() if source is not None and self._is_open(source) else None
+        part = source.part() if source is not None and self._is_open(source) and _are_plain(args, kwargs) else None
         output = None if part is None else type(self)._rule(self, part, *args, **kwargs)
         return super().forward(*args, **kwargs) if output is None else output
 
@@ -60,6 +60,12 @@ class Ruled(Dressed):
             usual = not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
             usual = usual and not torch._C._is_tracing()
         return weight is source.weight and usual and torch.is_grad_enabled() and source.weight.requires_grad
+
+
+def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether no input is of a subclass of tensors, which would want its outputs made in its own way."""
+    given = (*args, *kwargs.values()) if kwargs else args
+    return all(type(x) in (Tensor, nn.Parameter) or not isinstance(x, Tensor) for x in given)
 
 
 def dress(module: Any, *kinds: type[Dressed], source: Source | None = None, rule: Rule | None = None) -> None:

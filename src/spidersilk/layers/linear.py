@@ -35,17 +35,12 @@ def _product(
         return None
     if not weight.shape[0]:
         return None
-    later = _is_computed_later(x)
+    # Not where somebody looks at single operations: a compiler, or a mode such as a tracer's.
+    later = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
     output = _Linear.apply(x, weight, bias, values, indices, dimension, later)[0]
     if later:
         _compute(output.detach(), x, weight, bias)
     return output
-
-
-def _is_computed_later(x: Tensor) -> bool:
-    """Where nobody but autograd looks at single operations: no compiler, no subclass, no mode such as a tracer's."""
-    seen = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return type(x) in (Tensor, nn.Parameter) and not seen
 
 
 @torch.no_grad()
