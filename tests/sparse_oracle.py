@@ -85,5 +85,6 @@ def follows_the_oracle(
         for weight, oracle, old in zip(weights, oracles, before, strict=True):
             torch.testing.assert_close(weight.detach(), oracle.x, rtol=1e-12, atol=1e-12)
             assert torch.equal(weight[~oracle.selected], old[~oracle.selected])
-    assert sum(number == id(weights[0]) for number, _ in seen) > 2  # of five selections; the largest may be the same
+    least = 10 if groups is None else 5  # five selections of two weights; of few groups the same may come again
+    assert least <= len(seen) <= 10
     optimizer.close()

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from spidersilk.layers.dressing import Ruled
 from spidersilk.sparse import compact as compact_module
-from spidersilk.sparse.compact import Compact, shares_of
+from spidersilk.sparse.compact import Compact, counts_among
 from spidersilk.sparse.sparse import Sparse
 
 
@@ -583,7 +583,7 @@ def test_of_many_groups_a_multiple_of_eight_and_columns_in_runs(
     monkeypatch.setattr(compact_module, "MANY", 64)
     monkeypatch.setattr(compact_module, "RUN", 8)
     dimension = {"rows": 0, "columns": 1, None: None}[groups]
-    assert shares_of(shape, k1, k2, dimension) == shares
+    assert counts_among(shape, k1, k2, dimension) == shares
     optimizer = columns(nn.Linear(*reversed(shape), bias=False), k1=k1, k2=k2, groups=groups)
     assert optimizer.k == (shares[0] + shares[1]) * (1 if dimension is None else shape[1 - dimension])
     for compact in optimizer._weights:

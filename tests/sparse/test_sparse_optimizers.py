@@ -15,8 +15,12 @@ NAMED: dict[str, tuple[type[silk.Sparse], type[torch.optim.Optimizer], dict[str,
     "momentum": (silk.SparseSGD, torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "dampening": 0.1}),
     "nesterov": (silk.SparseSGD, torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "nesterov": True, "foreach": True}),
     "adamw": (silk.SparseAdamW, torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3}),
-    "amsgrad": (silk.SparseAdamW, torch.optim.AdamW, {"lr": 0.01, "amsgrad": True, "betas": (0.9, 0.99)}),
-    "maximize": (silk.SparseAdamW, torch.optim.AdamW, {"lr": 0.01, "maximize": True, "betas": (0.9, 0.95)}),
+    "amsgrad": (
+        silk.SparseAdamW,
+        torch.optim.AdamW,
+        {"lr": 0.01, "betas": (0.9, 0.99), "amsgrad": True, "weight_decay": 0.1},
+    ),
+    "maximize": (silk.SparseAdamW, torch.optim.AdamW, {"lr": 0.01, "betas": (0.9, 0.95), "maximize": True}),
 }
 SHARED: dict[str, Any] = {"k1": 0.1, "k2": 0.2, "inner_steps": 4, "max_norm": 0.5}
 

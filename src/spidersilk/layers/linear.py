@@ -31,9 +31,8 @@ def _product(
     x: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor, indices: Tensor, dimension: int
 ) -> Tensor | None:
     """The output of the layer; None for inputs that are sparse or nested, or not of its shape, and for no outputs."""
-    if x.layout != torch.strided or x.shape[-1:] != weight.shape[1:] or x.device != weight.device:
-        return None
-    if not weight.shape[0]:
+    fits = x.layout == torch.strided and x.shape[-1:] == weight.shape[1:] and x.device == weight.device
+    if not fits or not weight.shape[0]:
         return None
     # Not where somebody looks at single operations: a compiler, or a mode such as a tracer's.
     later = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
@@ -116,7 +115,7 @@ def columns_of(x: Tensor, indices: Tensor) -> Tensor:
 
 def _kernels_for(x: Tensor) -> Kernels | None:
     """Ours on CUDA; None: torch's own, which a compiler fuses with what is around it."""
-    usual = type(x) in (Tensor, nn.Parameter) and x.is_contiguous() and x.numel() > 0
+    usual = x.is_contiguous() and x.numel() > 0
     return _found(x.device, x.dtype) if x.is_cuda and usual and not torch.compiler.is_compiling() else None
 
 

@@ -22,12 +22,12 @@ CHANGED = (
 )
 SMALL = 1 << 16  # entries of a vector (a norm, a bias) that is trained whole
 MANY = 64  # selected groups
-RUN = 8
+RUN = 8  # neighbouring columns that are selected together
 DECAY = 0.5  # weight of the newest norms in the scores of groups
 
 
-class Shares(NamedTuple):
-    """How many of a weight's entries, or groups, are selected; groups in runs of so many neighbours."""
+class Counts(NamedTuple):
+    """How many of a weight's entries, or groups, are selected; groups in runs of `run` neighbours."""
 
     k1: int
     k2: int
@@ -38,27 +38,26 @@ class Shares(NamedTuple):
         return self.k1 + self.k2
 
 
-def shares_of(shape: Sequence[int], k1: Count, k2: Count, dimension: int | None) -> Shares:
+def counts_among(shape: Sequence[int], k1: Count, k2: Count, dimension: int | None) -> Counts:
     """Of a weight of this shape. Of many groups a multiple of 8 is selected, for which GPUs have fast products.
 
-    Many columns come in runs of 8 neighbours, too: memory is read in pieces, and 10 % of single columns touch nearly
-    all of them.
+    Many columns of a matrix come in runs: memory is read in pieces, and 10 % of single columns touch most of them.
     """
     n = math.prod(shape) if dimension is None else shape[dimension]
     top, random = counts_within(k1, k2, n)
     if dimension is None or top + random < MANY:
-        return Shares(top, random)
+        return Counts(top, random)
     if n % RUN == 0 and math.prod(shape[dimension + 1 :]) == 1:
         top, random = counts_within(k1, k2, n // RUN)
-        return Shares(top * RUN, random * RUN, RUN)
+        return Counts(top * RUN, random * RUN, RUN)
     more = min(-(top + random) % RUN, n - top - random)
-    return Shares(top, random + more) if random else Shares(top + more, 0)
+    return Counts(top, random + more) if random else Counts(top + more, 0)
 
 
 def is_trained_whole(weight: Tensor, k1: Count, k2: Count, dimension: int | None) -> bool:
     """Whether all of its entries are trained: it is a small vector, or k is all of it."""
     n = weight.numel() if dimension is None else weight.shape[dimension]
-    return (weight.dim() < 2 and weight.numel() <= SMALL) or shares_of(weight.shape, k1, k2, dimension).k == n
+    return (weight.dim() < 2 and weight.numel() <= SMALL) or counts_among(weight.shape, k1, k2, dimension).k == n
 
 
 class Compact:
@@ -104,7 +103,7 @@ class Compact:
         """How many entries or groups there are, and are selected; the shape of the selected values."""
         self.n = self.view.shape[self.view.dim() // 2]
         if self.dimension is not None:
-            self.k1, self.k2, self.run = shares_of(local(self.weight).shape, k1, k2, self.dimension)
+            self.k1, self.k2, self.run = counts_among(local(self.weight).shape, k1, k2, self.dimension)
         else:
             self.k1, self.k2 = (self.n, 0) if self.is_whole else counts_of(self.weight, k1, k2)
             self.run = 1

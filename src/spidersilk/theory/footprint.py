@@ -25,7 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from spidersilk.layers.registry import rule_for
 from spidersilk.operator.dimensions import group_dimension
-from spidersilk.sparse.compact import is_trained_whole, master_dtype, shares_of
+from spidersilk.sparse.compact import counts_among, is_trained_whole, master_dtype
 from spidersilk.theory.live_bytes import LiveBytes
 from spidersilk.theory.trials import undisturbed
 
@@ -198,7 +198,7 @@ def _sparse(weight: Tensor, share: float, module: nn.Module | None, columns: boo
         size = weight.numel() * master
         return Kept(3 * size + INDEX * weight.numel(), size, size)
     groups = weight.numel() if dimension is None else weight.shape[dimension]
-    k = shares_of(weight.shape, 0.0, share, dimension).k
+    k = counts_among(weight.shape, 0.0, share, dimension).k
     size = weight.numel() // groups * k * master
     ruled = dimension is not None and module is not None and rule_for(module) is not None
     return Kept(3 * size + INDEX * k, size, size, k / groups if ruled else 1.0)
