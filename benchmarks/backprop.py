@@ -144,6 +144,8 @@ def main() -> None:
     methods = [m for m in given.methods.split(",") if is_gpt or not m.startswith("lora")]
     if methods[0] != "dense":
         raise SystemExit("error: --methods must begin with dense, which the others are compared with")
+    if given.compile == "blocks" and not is_gpt:
+        raise SystemExit(f"error: --compile blocks: {given.model} has none, so take --compile model")
     if given.threads:
         torch.set_num_threads(given.threads)
     runs = [Run(method, given) for method in methods]

@@ -17,6 +17,7 @@ from sparse_oracle import seeded
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -33,6 +34,7 @@ def in_runs(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.param:
             patch.setattr(compact_module, "MANY", 1)
             patch.setattr(compact_module, "RUN", 2)
+            patch.setattr(compact_module, "MULTIPLE", 2)
         yield
 
 
@@ -142,16 +144,17 @@ def test_convolutions(
 
 
 @pytest.mark.parametrize("groups", ["columns", "rows"])
-@pytest.mark.parametrize("kind", ["sparse", "nested"])
+@pytest.mark.parametrize("kind", ["sparse", "jagged", "strided"])
 def test_sparse_and_nested_inputs(groups: Any, kind: str) -> None:
     """They are left to autograd."""
     torch.manual_seed(0)
     model = nn.Linear(6, 4)
     optimizer = Sparse(model, torch.optim.SGD, lr=0.1, k2=0.3, groups=groups, generator=seeded())
     x, twin = torch.randn(3, 6).relu(), copy.deepcopy(model)
-    given = x.to_sparse() if kind == "sparse" else torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged)
+    layout = getattr(torch, kind)
+    given = x.to_sparse() if kind == "sparse" else torch.nested.nested_tensor([x[:1], x[1:]], layout=layout)
     out = model(given)
-    weigh(out if kind == "sparse" else out.values()).backward()
+    weigh(out if kind == "sparse" else torch.cat(out.unbind())).backward()
     weigh(twin(x)).backward()
     torch.testing.assert_close(*selected(optimizer, model.weight, twin.weight.grad))
 
@@ -487,11 +490,25 @@ def saving_all(*_: Any, **__: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE
 
 
+class Doubled(TorchFunctionMode):
+    """Makes another linear layer, as modes for quantisation do."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        return 2 * out if function is F.linear else out
+
+
+def doubled(model: nn.Module, x: Tensor) -> Tensor:
+    with Doubled():
+        return model(x)
+
+
 WATCHED: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "of a subclass": lambda model, x: model(x.as_subclass(Image)).sin_(),
     "in a selective checkpoint": lambda model, x: checkpoint(
         model, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(saving_all)
     ),
+    "under a mode": lambda model, x: doubled(model, x),
     "traced by torch.jit": lambda model, x: torch.jit.trace(model, x, check_trace=False)(x),
 }
 
@@ -505,6 +522,35 @@ def test_where_somebody_looks_at_single_operations(name: str, bias: bool, groups
     optimizer, x = columns(model, groups=groups), torch.randn(2, 5, 6, dtype=torch.float64)
     same_as_dense(model, optimizer, lambda m: WATCHED[name](m, x).square().sum(), 1e-12)
     torch.testing.assert_close(make_fx(model)(x)(x), model(x))
+
+
+class IntoLayers(torch.fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(6, 9), nn.Conv1d(4, 6, 3), nn.Embedding(5, 9)], ids=repr)
+def test_traced_by_torch_fx_and_in_inference_mode(layer: nn.Module) -> None:
+    table = isinstance(layer, nn.Embedding)
+    x = torch.tensor([[1, 2]]) if table else torch.randn(2, 4, 6)
+    model, out = nn.Sequential(layer), layer(x)
+    optimizer = columns(model)
+    traced = torch.fx.GraphModule(model, IntoLayers().trace(model))
+    torch.testing.assert_close(traced(x), out)
+    with torch.inference_mode(), torch.enable_grad():
+        torch.testing.assert_close(model(x), out)
+    optimizer.close()
+
+
+def test_a_hook_on_a_weight_sees_its_whole_gradient() -> None:
+    model, norms = nn.Linear(32, 4), []
+    model.weight.register_post_accumulate_grad_hook(lambda weight: norms.append(weight.grad.norm()))
+    wanted = copy.deepcopy(model)
+    optimizer, x = columns(model), torch.randn(3, 32)
+    weigh(model(x)).backward()
+    weigh(wanted(x)).backward()
+    torch.testing.assert_close(norms, [wanted.weight.grad.norm()])
+    torch.testing.assert_close(*selected(optimizer, model.weight, wanted.weight.grad))
 
 
 def test_autocast_leaves_numbers_alone_that_it_does_not_cast() -> None:
@@ -582,6 +628,7 @@ def test_of_many_groups_a_multiple_of_eight_and_columns_in_runs(
 ) -> None:
     monkeypatch.setattr(compact_module, "MANY", 64)
     monkeypatch.setattr(compact_module, "RUN", 8)
+    monkeypatch.setattr(compact_module, "MULTIPLE", 8)
     dimension = {"rows": 0, "columns": 1, None: None}[groups]
     assert counts_among(shape, k1, k2, dimension) == shares
     optimizer = columns(nn.Linear(*reversed(shape), bias=False), k1=k1, k2=k2, groups=groups)
@@ -594,6 +641,7 @@ def test_a_run_is_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn without a gradient: whole runs, each at a multiple of its length, all of them sooner or later."""
     monkeypatch.setattr(compact_module, "MANY", 64)
     monkeypatch.setattr(compact_module, "RUN", 8)
+    monkeypatch.setattr(compact_module, "MULTIPLE", 8)
     optimizer = columns(nn.Linear(768, 2, bias=False), k2=0.1)
     compact = next(iter(optimizer._weights))
     seen = set()

@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.fx import Proxy
+from torch.utils._device import DeviceContext
 
 from spidersilk.layers.registry import Part, Rule
 
@@ -58,14 +60,24 @@ class Ruled(Dressed):
             usual = not torch.compiler._is_exporting_flag  # torch 2.11 compiles is_exporting() to True
         else:
             usual = not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
-            usual = usual and not torch._C._is_tracing()
+            usual = usual and not torch._C._is_tracing() and not torch.is_inference_mode_enabled()
+            usual = usual and not _is_changed_by_a_mode()
         return weight is source.weight and usual and torch.is_grad_enabled() and source.weight.requires_grad
 
 
+def _is_changed_by_a_mode() -> bool:
+    """Whether a mode may make something else of `F.linear` and the like; that of a default device does not."""
+    modes = (torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack()))
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
+
+
 def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether no input is of a subclass of tensors, which would want its outputs made in its own way."""
+    """Whether no input stands for other tensors: a nested one, torch.fx's, or a subclass, which makes its outputs."""
     given = (*args, *kwargs.values()) if kwargs else args
-    return all(type(x) in (Tensor, nn.Parameter) or not isinstance(x, Tensor) for x in given)
+    for x in given:
+        if x.is_nested if type(x) in (Tensor, nn.Parameter) else isinstance(x, Tensor | Proxy):
+            return False
+    return True
 
 
 def dress(module: Any, *kinds: type[Dressed], source: Source | None = None, rule: Rule | None = None) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Kernels
-from spidersilk.layers.registry import Part, add_columns, autocast, keep, kept_by, rule
+from spidersilk.layers.registry import Part, add_columns, autocast, is_watched, keep, kept_by, rule
 
 
 @rule(nn.Linear)
@@ -34,8 +34,7 @@ def _product(
     fits = x.layout == torch.strided and x.shape[-1:] == weight.shape[1:] and x.device == weight.device
     if not fits or not weight.shape[0]:
         return None
-    # Not where somebody looks at single operations: a compiler, or a mode such as a tracer's.
-    later = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+    later = not is_watched()
     output = _Linear.apply(x, weight, bias, values, indices, dimension, later)[0]
     if later:
         _compute(output.detach(), x, weight, bias)
@@ -83,7 +82,7 @@ class _Linear(torch.autograd.Function):
         if delta is not None:
             flat = delta.reshape(-1, delta.shape[-1])
             x = kept.reshape(flat.shape[0], kept.shape[-1])
-            of_input = delta @ weight if ctx.needs_input_grad[0] else None
+            of_input = (flat @ weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
             of_bias = flat.sum(0) if ctx.needs_input_grad[2] else None
             outputs = flat if ctx.dimension == 1 else flat.index_select(1, indices)
             of_values = _of_values(outputs, x, ctx.dtype, ctx.dimension)
@@ -114,9 +113,9 @@ def columns_of(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def _kernels_for(x: Tensor) -> Kernels | None:
-    """Ours on CUDA; None: torch's own, which a compiler fuses with what is around it."""
-    usual = x.is_contiguous() and x.numel() > 0
-    return _found(x.device, x.dtype) if x.is_cuda and usual and not torch.compiler.is_compiling() else None
+    """Ours on CUDA; None: torch's own, which a compiler fuses with what is around it, and a tracer sees."""
+    usual = x.is_cuda and x.is_contiguous() and x.numel() > 0
+    return _found(x.device, x.dtype) if usual and not is_watched() else None
 
 
 @functools.cache

@@ -51,6 +51,11 @@ def rule_for(module: nn.Module) -> Rule | None:
     return _RULES.get(kind) or _RULES.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
+def is_watched() -> bool:
+    """Whether somebody looks at single operations: a compiler, or a mode such as a tracer's."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def autocast(input: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """The tensors in the dtype that autocast would take for a product of them."""
     given = (input, *others)

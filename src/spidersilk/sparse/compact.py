@@ -21,7 +21,7 @@ CHANGED = (
     "move the model first, then make the optimizer"
 )
 SMALL = 1 << 16  # entries of a vector (a norm, a bias) that is trained whole
-MANY = 64  # selected groups
+MANY, MULTIPLE = 64, 8  # from so many selected groups on there is a multiple of 8
 RUN = 8  # neighbouring columns that are selected together
 DECAY = 0.5  # weight of the newest norms in the scores of groups
 
@@ -50,7 +50,7 @@ def counts_among(shape: Sequence[int], k1: Count, k2: Count, dimension: int | No
     if n % RUN == 0 and math.prod(shape[dimension + 1 :]) == 1:
         top, random = counts_within(k1, k2, n // RUN)
         return Counts(top * RUN, random * RUN, RUN)
-    more = min(-(top + random) % RUN, n - top - random)
+    more = min(-(top + random) % MULTIPLE, n - top - random)
     return Counts(top, random + more) if random else Counts(top + more, 0)
 
 
@@ -139,6 +139,8 @@ class Compact:
     def part(self) -> Part | None:
         """What a layer rule is to give the gradient of; none while a whole one is wanted, by us or by a hook."""
         if self.is_dense or self.dimension is None or self.weight._backward_hooks:
+            return None
+        if len(self.weight._post_accumulate_grad_hooks or ()) > 1:  # one is ours
             return None
         return Part(self.param, self.indices, self.dimension)
 
