@@ -14,6 +14,8 @@ from torch.utils._device import DeviceContext
 
 from spidersilk.layers.registry import Part, Rule
 
+PLAIN = (Tensor, nn.Parameter)
+
 
 class Source(Protocol):
     """Who says which groups of a weight are selected."""
@@ -74,10 +76,7 @@ def _is_changed_by_a_mode() -> bool:
 def _are_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether no input stands for other tensors: a nested one, torch.fx's, or a subclass, which makes its outputs."""
     given = (*args, *kwargs.values()) if kwargs else args
-    for x in given:
-        if x.is_nested if type(x) in (Tensor, nn.Parameter) else isinstance(x, Tensor | Proxy):
-            return False
-    return True
+    return not any(x.is_nested if type(x) in PLAIN else isinstance(x, Tensor | Proxy) for x in given)
 
 
 def dress(module: Any, *kinds: type[Dressed], source: Source | None = None, rule: Rule | None = None) -> None:
