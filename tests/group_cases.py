@@ -74,8 +74,8 @@ def conv(seed: int = 5, n: int = 40) -> Problem:
 
 
 PROBLEMS = {"conv": conv, "mlp": mlp}
-# Along which dimension each parameter has its columns: of the embedding, the fifth of "conv", these are rows.
-COLUMNS = {"conv": [1, 0, 0, 0, 0, 1, 0], "mlp": [1, 0, 1, 0]}
+# Along which dimension each parameter has its columns.
+COLUMNS = {"conv": [1, 0, 0, 0, 1, 1, 0], "mlp": [1, 0, 1, 0]}
 LOOPS, INNER = 4, 6
 
 

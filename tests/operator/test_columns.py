@@ -288,8 +288,8 @@ class Conv1D(nn.Linear):
 MODULES: dict[str, tuple[Any, int]] = {
     "Linear": (lambda: nn.Linear(2, 3), 1),
     "a subclass of Linear": (lambda: Conv1D(2, 3), 1),
-    "Embedding": (lambda: nn.Embedding(2, 3), 0),
-    "EmbeddingBag": (lambda: nn.EmbeddingBag(2, 3), 0),
+    "Embedding": (lambda: nn.Embedding(3, 2), 1),
+    "EmbeddingBag": (lambda: nn.EmbeddingBag(3, 2), 1),
     "Conv1d": (lambda: nn.Conv1d(2, 3, 1), 1),
     "Conv2d": (lambda: nn.Conv2d(2, 3, 2), 1),
     "Conv3d": (lambda: nn.Conv3d(2, 3, 2), 1),
@@ -307,15 +307,15 @@ def test_the_module_tells_the_dimension(name: str) -> None:
     module = make()
     assert group_dimension(module, module.weight) == dimension
     if name != "any other":
-        assert module.weight.shape[dimension] == 2  # the inputs
+        assert module.weight.shape[dimension] == 2  # the inputs, or features of a table
 
 
 def test_unknown_and_tied_weights_and_vectors() -> None:
     free, vector = torch.ones(2, 3), torch.ones(3)
     table, head, norm = nn.Embedding(7, 3), nn.Linear(3, 7, bias=False), nn.LayerNorm(3)
     head.weight = table.weight
-    assert group_dimensions([free, vector, table.weight, norm.weight], [head, table, norm]) == [1, 0, 0, 0]
-    assert group_dimensions([table.weight], [table, head]) == group_dimensions([table.weight], [head, table]) == [0]
+    assert group_dimensions([free, vector, table.weight, norm.weight], [head, table, norm]) == [1, 0, 1, 0]
+    assert group_dimensions([table.weight], [table, head]) == group_dimensions([table.weight], [head, table]) == [1]
 
 
 class Language(nn.Module):
@@ -331,7 +331,7 @@ class Language(nn.Module):
 
 
 @pytest.mark.parametrize("gives_model", [True, False])
-def test_embeddings_and_conv1d_are_grouped_along_their_first_dimension(gives_model: bool) -> None:
+def test_conv1d_is_grouped_along_its_first_dimension(gives_model: bool) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Language()
@@ -349,15 +349,15 @@ def test_embeddings_and_conv1d_are_grouped_along_their_first_dimension(gives_mod
     chosen = set(optimizer.selection.indices.tolist())  # type: ignore[union-attr]
     shapes = [tuple(p.shape) for p in model.parameters()]
     assert shapes == [(10, 5), (5, 3), (3,), (8, 3), (8,)]
-    # Of lengths 5, 3, 1 and 8: two top and two random ones of ten, and so on.
+    # Of lengths 10, 3, 1 and 8: one top and one random one of five, and so on.
     found = [
         sum(chosen >= set(group) for group in groups)
-        for groups in groups_by_length(shapes, [0, 0, 0, 1, 0], per_tensor=True)
+        for groups in groups_by_length(shapes, [1, 0, 0, 1, 0], per_tensor=True)
     ]
-    assert found[:2] == [4, 2]
+    assert found[:2] == [2, 2]
     assert found[2] + found[4] == 6
     assert found[3] == 2
-    assert len(chosen) == 4 * 5 + 2 * 3 + 6 + 2 * 8
+    assert len(chosen) == 2 * 10 + 2 * 3 + 6 + 2 * 8
 
 
 def test_without_a_module_columns_are_along_the_second_dimension() -> None:
@@ -392,8 +392,8 @@ def saved() -> dict[str, Any]:
 
 STATES: dict[str, tuple[Any, str]] = {
     "another dimension": (
-        lambda state: state["dimensions"].__setitem__(4, 1),
-        "columns of parameter 4 along dimension 1, here it is dimension 0: give model=",
+        lambda state: state["dimensions"].__setitem__(4, 0),
+        "columns of parameter 4 along dimension 0, here it is dimension 1: give model=",
     ),
     "no dimensions": (lambda state: state.pop("dimensions"), "no 'dimensions'"),
     "too few": (lambda state: state["dimensions"].pop(), "has 6 entries"),

@@ -123,10 +123,10 @@ def test_conv1d_of_transformers(inputs: int, outputs: int, batch: list[int], gro
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(2, 9), st.lists(st.integers(0, 4), max_size=2), st.sampled_from([None, 1]), SHARES)
-def test_embedding(rows: int, batch: list[int], padding: int | None, k2: float) -> None:
+@given(st.integers(2, 9), st.lists(st.integers(0, 4), max_size=2), st.sampled_from([None, 1]), GROUPS, SHARES)
+def test_embedding(rows: int, batch: list[int], padding: int | None, groups: str, k2: float) -> None:
     torch.manual_seed(0)
-    check(nn.Embedding(rows, 3, padding).double(), torch.randint(rows, batch), "columns", k2)
+    check(nn.Embedding(rows, 4, padding).double(), torch.randint(rows, batch), groups, k2)
 
 
 @settings(max_examples=40, deadline=None)

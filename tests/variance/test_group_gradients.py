@@ -190,8 +190,8 @@ def test_conv2d_channels_last_and_unbatched(groups: str) -> None:
 @pytest.mark.parametrize("padding", [None, 3, -1])
 def test_embedding_with_padding(padding: int | None, groups: str) -> None:
     torch.manual_seed(0)
-    model = nn.Embedding(8, 3, padding).double()
-    selection = selection_of([model.weight], [0], [[0, 3, 7]], [[4]])
+    model = nn.Embedding(8, 9, padding).double()
+    selection = selection_of([model.weight], [1 if groups == "columns" else 0], [[0, 3, 7]], [[4]])
     tokens = torch.tensor([[3, 3, 0, 7], [1, 7, 5, 5]])
     check(model, backward(model, tokens), groups, selection, captured=[model.weight])
 
@@ -506,10 +506,10 @@ def test_weights_of_which_nothing_is_selected(groups: str) -> None:
 
 
 def test_groups_of_each_weight() -> None:
-    model = nn.ModuleList([nn.Linear(3, 4), nn.Conv2d(2, 3, (1, 2)), nn.Linear(5, 0), nn.Embedding(6, 2)])
+    model = nn.ModuleList([nn.Linear(3, 4), nn.Conv2d(2, 3, (1, 2)), nn.Linear(5, 0), nn.Embedding(2, 6)])
     model = model.requires_grad_()
     params, dimensions = trained(model), dimensions_of(model, "columns")
-    assert dimensions == [1, 0, 1, 0, 1, 0, 0]
+    assert dimensions == [1, 0, 1, 0, 1, 0, 1]
     by = GroupGradients([params], dimensions, model)
     none: list[int] = []
     by.select([selection_of(params, dimensions, [[2], [1], [1], none, none, none, [5, 1]], [[0], none, [0], none, none,
@@ -519,7 +519,7 @@ def test_groups_of_each_weight() -> None:
     assert empty is None
     assert (linear.indices.tolist(), linear.dimension, tuple(linear.values.shape)) == ([0, 2], 1, (4, 2))
     assert (conv.indices.tolist(), conv.dimension, tuple(conv.values.shape)) == ([0, 1], 1, (3, 2, 1, 2))
-    assert (table.indices.tolist(), table.dimension, tuple(table.values.shape)) == ([1, 3, 5], 0, (3, 2))
+    assert (table.indices.tolist(), table.dimension, tuple(table.values.shape)) == ([1, 3, 5], 1, (2, 3))
 
 
 def test_nothing_stays_after_an_error() -> None:

@@ -7,20 +7,18 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-_INPUTS_FIRST = (nn.Embedding, nn.EmbeddingBag, _ConvTransposeNd)
-
 
 def group_dimension(module: nn.Module | None, weight: Tensor) -> int:
-    """The dimension of `weight` along which `module` counts inputs: features, channels, or the entries of a table.
+    """The dimension of `weight` along which `module` counts features or channels: inputs, or columns of a table.
 
-    It is 1 (Linear, Conv1d to Conv3d, modules that are not known), or 0 for an embedding, whose groups are its rows,
-    for a transposed convolution and for the Conv1D of transformers. A vector has dimension 0 alone.
+    It is 1 (Linear, Conv1d to Conv3d, embeddings, modules that are not known), or 0 for a transposed convolution and
+    for the Conv1D of transformers. A vector has dimension 0 alone.
 
-    >>> linear, table = nn.Linear(3, 2), nn.Embedding(9, 2)
-    >>> group_dimension(linear, linear.weight), group_dimension(table, table.weight)
+    >>> linear, turned = nn.Linear(3, 2), nn.ConvTranspose1d(3, 2, 1)
+    >>> group_dimension(linear, linear.weight), group_dimension(turned, turned.weight)
     (1, 0)
     """
-    return 0 if weight.dim() < 2 or isinstance(module, _INPUTS_FIRST) or _is_conv1d(module) else 1
+    return 0 if weight.dim() < 2 or isinstance(module, _ConvTransposeNd) or _is_conv1d(module) else 1
 
 
 def _is_conv1d(module: nn.Module | None) -> bool:

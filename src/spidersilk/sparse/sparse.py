@@ -41,7 +41,7 @@ class Sparse(OverBase):
     base_class: a torch.optim class; `base_arguments` go to it.
     k1, k2: how many entries of each weight are chosen by the size of their gradient, and at random. A float is a share
         of the weight, rounded up; an int is a count. 1.0 is all, 1 is one entry (refused for 1000 entries or more).
-    groups: "columns": whole input features of linear layers, input channels of convolutions, rows of embedding tables;
+    groups: "columns": whole input features of linear layers, input channels of convolutions, features of embeddings;
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs. From 64
         on a multiple of 8 is selected, for which GPUs have fast products; single columns of a matrix that has a
         multiple of 8 of them then come as 8 neighbours each.
