@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fine-tuning a GPT of 0.5 M parameters with SparseAdamW, on one CPU thread: how large a share of each matrix, and beta2.
 #
-#   benchmarks/selections.sh shares      44 runs of about half a minute, into results/tune/runs_shares.json
+#   benchmarks/selections.sh shares      48 runs of about half a minute, into results/tune/runs_shares.json
 #   benchmarks/selections.sh beta2       16 runs of about a minute and a half, into results/tune/runs_beta2.json
 #
 # It needs the Penn Treebank (SPIDERSILK_DATA). A part that was stopped goes on where it was.
@@ -19,30 +19,23 @@ fine_tune() {  # seed, steps, form, step size, the run's name, and what else is 
 
 for seed in 1 2; do
     if [ "$part" = shares ]; then
-        while read -r form share rates; do
-            for lr in $rates; do
-                fine_tune "$seed" 200 "$form" "$lr" "$form-k$share-lr$lr" --set k2="$share" --set evaluations=4
+        for form in sparse-adamw sparse-adamw-columns; do
+            for share in 0.05 0.1 0.2 0.4; do
+                for lr in 0.0016 0.0032 0.0064; do
+                    fine_tune "$seed" 200 "$form" "$lr" "$form-k$share-lr$lr" --set k2="$share" --set evaluations=4
+                done
             done
-        done <<'EOF'
-sparse-adamw 0.05 0.016 0.032 0.064
-sparse-adamw 0.1 0.016 0.032
-sparse-adamw 0.2 0.008 0.016 0.032
-sparse-adamw 0.4 0.004 0.008 0.016
-sparse-adamw-columns 0.05 0.008 0.016 0.032
-sparse-adamw-columns 0.1 0.008 0.016
-sparse-adamw-columns 0.2 0.008 0.016 0.032
-sparse-adamw-columns 0.4 0.004 0.008 0.016
-EOF
+        done
     elif [ "$part" = beta2 ]; then
         for beta2 in 0.95 0.999; do
             while read -r form lr; do
                 fine_tune "$seed" 600 "$form" "$lr" "$form-lr$lr-beta2-$beta2" \
                     --set "arguments={beta2: $beta2}" --set evaluations=6
             done <<'EOF'
-sparse-adamw 0.016
-sparse-adamw 0.032
-sparse-adamw-columns 0.008
-sparse-adamw-columns 0.016
+sparse-adamw 0.0032
+sparse-adamw 0.0064
+sparse-adamw-columns 0.0032
+sparse-adamw-columns 0.0064
 EOF
         done
     else

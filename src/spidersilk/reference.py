@@ -244,7 +244,7 @@ class SparseTraining:
 
     `update` is what a base optimizer does to one entry: SGD with momentum (and Nesterov's form of it), or AdamW. A new
     selection keeps the state of what stays. What enters has momentum 0 and the mean second moment of the others; where
-    groups along a dimension are selected, the mean along it.
+    groups along a dimension are selected, the mean along it. A step is lr over the share that is selected.
     """
 
     x: Tensor
@@ -271,18 +271,19 @@ class SparseTraining:
 
     def update(self, gradient: Tensor) -> None:
         self.steps += 1
+        lr = self.lr * self.x.numel() / int(self.selected.sum())
         if self.betas is None:
             gradient = gradient + self.weight_decay * self.x
             self.first = gradient if self.steps == 1 else self.momentum * self.first + gradient
             move = gradient + self.momentum * self.first if self.nesterov else self.first
-            new = self.x - self.lr * (move if self.momentum else gradient)
+            new = self.x - lr * (move if self.momentum else gradient)
         else:
             beta1, beta2 = self.betas
             self.first = beta1 * self.first + (1 - beta1) * gradient
             self.second = beta2 * self.second + (1 - beta2) * gradient**2
             first = self.first / (1 - beta1**self.steps)
             second = self.second / (1 - beta2**self.steps)
-            new = (1 - self.lr * self.weight_decay) * self.x - self.lr * first / (second.sqrt() + self.eps)
+            new = (1 - lr * self.weight_decay) * self.x - lr * first / (second.sqrt() + self.eps)
         self.x = torch.where(self.selected, new, self.x)
         self.first = torch.where(self.selected, self.first, 0.0)
         self.second = torch.where(self.selected, self.second, 0.0)

@@ -40,7 +40,7 @@ def test_fine_tuning_counts_what_each_method_holds() -> None:
     assert adamw == 4 * (3 * d + tensors)  # gradients, two moments, and a count of steps for each tensor
     adapters = layers * 16 * width * ((1 + 3) + (1 + 1) + (1 + 4) + (4 + 1))
     assert lora == 4 * (4 * adapters + 2 * 4 * layers)  # values, gradients, moments; counts of steps
-    # Of each matrix 10 % of the columns (of an embedding its features), rounded up, and their indices; the norms are whole.
+    # Of each matrix 10 % of the columns (features of an embedding), rounded up, and their indices; the norms are whole.
     kept = 13 * (256 + 128) + layers * 13 * (3 + 1 + 4) * width + layers * 52 * width + 13 * 256
     norms, indices = (2 * layers + 1) * width, 2 * 13 + layers * (3 * 13 + 52) + 13
     assert ours == 4 * (4 * kept + 3 * norms + indices + tensors)

@@ -52,7 +52,8 @@ def loss_of(params: list[nn.Parameter], step: int = 0) -> Tensor:
 
 def sparse(name: str, params: Any, options: dict[str, Any], **more: Any) -> silk.Sparse:
     seed = torch.Generator().manual_seed(1)
-    given: dict[str, Any] = {"k2": 0.5, "inner_steps": None, "generator": seed} | copy.deepcopy(options) | more
+    defaults: dict[str, Any] = {"k2": 0.5, "inner_steps": None, "generator": seed, "lr_scale": 1.0}
+    given = defaults | copy.deepcopy(options) | more
     if name in NAMED:
         own = {"betas": (0.9, 0.999)} if name == "AdamW" else {}  # torch's, where it has another default
         return NAMED[name](params, **(own | given))
@@ -91,6 +92,27 @@ def test_every_base_steps_the_selected_entries(name: str, given: Any, dtype: tor
         else:
             assert torch.equal(c.param, copied)
             assert torch.equal(c.view[c.indices.long()], copied.to(dtype))
+
+
+@pytest.mark.parametrize(("name", "given"), CONFIGS)
+def test_every_base_steps_by_the_scaled_step_size(name: str, given: Any) -> None:
+    """As it would with a group for the selected parts, whose step size is four times lr, and one for the vector."""
+    params = weights()
+    optimizer = sparse(name, params, given.kwargs, lr_scale=4.0)
+    (group,) = optimizer.param_groups
+    twins = [nn.Parameter(p.detach().clone()) for p in group["params"]]
+    selected, whole = {"params": twins[:2], "lr": 4 * group["lr"]}, {"params": twins[2:], "lr": group["lr"]}
+    options = copy.deepcopy(given.kwargs) | ({"betas": (0.9, 0.999)} if name == "AdamW" else {})
+    twin = INFOS[name].optim_cls([selected, whole], **(options | {"lr": group["lr"]}))
+    for step in range(4):
+        loss_of(params, step).backward()
+        for p, copied in zip(group["params"], twins, strict=True):
+            copied.grad = p.grad.clone()
+        optimizer.step()
+        optimizer.zero_grad()
+        twin.step()
+    assert optimizer.param_groups == [group]
+    assert all(map(torch.equal, group["params"], twins))
 
 
 @pytest.mark.parametrize(("name", "given"), CONFIGS)

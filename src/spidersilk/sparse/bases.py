@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,25 @@ def check_base(base_class: object) -> None:
         raise ValueError(f"base_class = {base_class.__name__} is not a class of torch.optim: use AdamW or the like")
     if issubclass(base_class, LBFGS | SparseAdam) or base_class.__name__ in ("Adafactor", "Muon"):
         raise ValueError(f"base_class = {base_class.__name__} cannot step single entries: use SGD, AdamW or the like")
+
+
+@contextmanager
+def at_own_scale(base: Optimizer, weights: Weights) -> Iterator[None]:
+    """In it the base has a group for each step size."""
+    groups, parts = base.param_groups, weights.by_step_size(base.param_groups)
+    given = [dict(part) for part in parts]
+    base.param_groups = parts
+    try:
+        yield
+    finally:
+        base.param_groups = groups
+    for part, before in zip(parts, given, strict=True):
+        changed = [name for name in part if part[name] is not before.get(name)]
+        if changed and not any(part is group for group in groups):
+            raise ValueError(
+                f"{type(base).__name__} keeps {changed[0]!r} in its groups, which are cut by step size while it steps: "
+                "give lr_scale=1.0 and a larger lr"
+            )
 
 
 def step(base: Optimizer, weights: Weights) -> bool:

@@ -58,13 +58,13 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
             raise ValueError(
                 f"group {number} of the state has no {missing[0]!r}, it is of another optimizer: construct the same"
             )
-        wrong = [name for name in ("k1", "k2", "groups") if there.get(name) != here[name]]
-        if wrong:
-            name = wrong[0]
-            raise ValueError(
-                f"group {number} was saved with {name} = {there.get(name)!r} and has {here[name]!r} here: construct "
-                "the same optimizer"
-            )
+        for name in ("k1", "k2", "groups", "lr_scale"):
+            saved = there.get(name, "not there")
+            if saved != here[name]:
+                raise ValueError(
+                    f"group {number} was saved with {name} = {saved!r} and has {here[name]!r} here: construct the same "
+                    "optimizer"
+                )
     params = [p for group in base.param_groups for p in group["params"]]
     places = [place for group in state["param_groups"] for place in group["params"]]
     for place, values in state["state"].items():

@@ -45,6 +45,8 @@ class Sparse(OverBase):
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs. From 64
         on a multiple of 8 is selected, for which GPUs have fast products; single columns of a matrix that has a
         multiple of 8 of them then come as 8 neighbours each.
+    lr_scale: selected parts of weights step by lr_scale * lr. None: one over the share of the weight that they are, for
+        then the dense optimizer's lr is about right; for embeddings 1. What is trained whole steps by lr.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
     generator: seeds the selections, once. process_group: ranks that train together; None: all (docs/distributed.md).
@@ -61,6 +63,7 @@ class Sparse(OverBase):
         k1: Count = 0.0,
         k2: Count = 0.1,
         groups: Groups | None = None,
+        lr_scale: float | None = None,
         inner_steps: int | None = 200,
         max_norm: float | None = None,
         backend: str = "auto",
@@ -76,7 +79,7 @@ class Sparse(OverBase):
         model = model_or_params if isinstance(model_or_params, nn.Module) else None
         self.inner_steps, self.max_norm = inner_steps, max_norm
         self.steps, self.age, self.gradient_queries = 0, 0, 0.0
-        self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups}
+        self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups, "lr_scale": lr_scale}
         self._pieces = Pieces()
         self._share: Share | None = None  # of this rank, while a closure is called
         self._weights = Weights(model, backend, self._collect)
@@ -119,8 +122,8 @@ class Sparse(OverBase):
     def _stepped(self, group: dict[str, Any]) -> dict[str, Any]:
         """The group with what the base steps in place of the weights."""
         check_group(group)
-        shares = [group[name] for name in self._shares]
-        return {**group, "params": self._weights.stand_ins(group["params"], *shares)}
+        stand_ins = self._weights.stand_ins(group["params"], group["k1"], group["k2"], group["groups"])
+        return {**group, "params": stand_ins}
 
     def _params(self) -> list[Tensor]:
         return [p for group in self.base.param_groups for p in group["params"]]
@@ -254,13 +257,14 @@ class Sparse(OverBase):
         """Let the base step these, and write what stands for weights through to them."""
         if self.max_norm is not None:
             clip_grad_norm_(stepped, self.max_norm)
-        if not bases.step(self.base, self._weights):
-            parts = self._weights.parts(stepped)
-            for kernels, entries in parts:
-                kernels.refresh(entries)
-            self.base.step()
-            for kernels, entries in parts:
-                kernels.write_through(entries)
+        with bases.at_own_scale(self.base, self._weights):
+            if not bases.step(self.base, self._weights):
+                parts = self._weights.parts(stepped)
+                for kernels, entries in parts:
+                    kernels.refresh(entries)
+                self.base.step()
+                for kernels, entries in parts:
+                    kernels.write_through(entries)
         self._weights.count_change(stepped)
         for compact in self._weights:
             compact.is_dense = False

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from spidersilk.checks import check_choice
+from spidersilk.checks import check_choice, check_number
 from spidersilk.kernels import backends
 from spidersilk.kernels.interface import Entries, Kernels
 from spidersilk.layers.dressing import Ruled
@@ -80,6 +80,8 @@ class Weights:
             self._listen(weight, self.arrived)
             return weight
         compact = Compact(len(self.by_param), weight, k1, k2, self._kernels_for(part), dimension)
+        if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module, _ in places):
+            compact.lr_scale = 1.0  # its output is one row, and no sum over a share of the inputs
         self.k += compact.values.numel()
         self.by_param[compact.param] = compact
         self._owners.place(compact, places)
@@ -154,6 +156,20 @@ class Weights:
                             "close() this optimizer and make a new one"
                         )
 
+    def by_step_size(self, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The groups, each cut into copies of itself with the parameters and the step size that go together."""
+        parts: list[dict[str, Any]] = []
+        for group in groups:
+            params: dict[float, list[Tensor]] = defaultdict(list)
+            for p in group["params"]:
+                compact = self.by_param.get(p)
+                params[1.0 if compact is None else compact.step_scale(group["lr_scale"])].append(p)
+            if list(params) == [1.0]:
+                parts.append(group)
+            else:
+                parts += [{**group, "lr": scale * group["lr"], "params": alike} for scale, alike in params.items()]
+        return parts
+
     @property
     def first_kernels(self) -> Kernels | None:
         return next(iter(self._kernels.values()), None)
@@ -187,7 +203,9 @@ def trainable(model: nn.Module) -> list[Tensor]:
 
 def check_group(group: dict[str, Any]) -> None:
     """What a parameter group says of selections."""
-    k1, k2, groups = group["k1"], group["k2"], group["groups"]
+    k1, k2, groups, lr_scale = group["k1"], group["k2"], group["groups"], group["lr_scale"]
+    if lr_scale is not None:
+        check_number("lr_scale", lr_scale, "None is one over the share in training, 1 leaves lr as it is", True)
     check_count("k1", k1)
     check_count("k2", k2)
     check_choice("groups", groups, ("rows", "columns", None))
