@@ -122,7 +122,7 @@ def test_bases_that_keep_values_in_their_groups() -> None:
     model = Words().double()
     optimizer = Sparse(model, Counting, lr=0.01, generator=seeded())
     gradients(model)
-    with pytest.raises(ValueError, match="Counting keeps 'count' in its groups.* give lr_scale=1.0 and a larger lr"):
+    with pytest.raises(ValueError, match=r"Counting keeps 'count' in its groups.* give lr_scale=1.0 and a larger lr"):
         optimizer.step()
     optimizer.close()
     optimizer = Sparse(model, Counting, lr=0.01, lr_scale=1.0, generator=seeded())
@@ -145,7 +145,7 @@ def test_states_of_another_scale_are_refused() -> None:
     state = optimizer.state_dict()
     optimizer.close()
     optimizer = silk.SparseAdamW(model)
-    with pytest.raises(ValueError, match="saved with lr_scale = 2.0 and has None here: construct the same optimizer"):
+    with pytest.raises(ValueError, match=r"saved with lr_scale = 2.0 and has None here: construct the same optimizer"):
         optimizer.load_state_dict(state)
     del state["param_groups"][0]["lr_scale"]
     with pytest.raises(ValueError, match="saved with lr_scale = 'not there' and has None here"):

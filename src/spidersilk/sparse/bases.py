@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,14 +27,22 @@ def check_base(base_class: object) -> None:
         raise ValueError(f"base_class = {base_class.__name__} cannot step single entries: use SGD, AdamW or the like")
 
 
-@contextmanager
-def at_own_scale(base: Optimizer, weights: Weights) -> Iterator[None]:
-    """In it the base has a group for each step size."""
+def step(base: Optimizer, weights: Weights, stepped: Sequence[Tensor]) -> None:
+    """Refresh, let the base step, with a group for each step size, and write through: in one pass if kernels can."""
     groups, parts = base.param_groups, weights.by_step_size(base.param_groups)
-    given = [dict(part) for part in parts]
-    base.param_groups = parts
+    given, base.param_groups = [dict(part) for part in parts], parts
     try:
-        yield
+        kernels = weights.first_kernels
+        found = None if kernels is None or kernels.step is None else steps_of(base, weights.entries_of)
+        if kernels is not None and kernels.step is not None and found is not None:
+            kernels.step(*found)
+        else:
+            copies = weights.parts(stepped)
+            for kernels, entries in copies:
+                kernels.refresh(entries)
+            base.step()
+            for kernels, entries in copies:
+                kernels.write_through(entries)
     finally:
         base.param_groups = groups
     for part, before in zip(parts, given, strict=True):
@@ -45,17 +52,6 @@ def at_own_scale(base: Optimizer, weights: Weights) -> Iterator[None]:
                 f"{type(base).__name__} keeps {changed[0]!r} in its groups, which are cut by step size while it steps: "
                 "give lr_scale=1.0 and a larger lr"
             )
-
-
-def step(base: Optimizer, weights: Weights) -> bool:
-    """Refresh, move the base's parameters as `base.step()` would, write through; or False, and nothing is done."""
-    kernels = weights.first_kernels
-    if kernels is None or kernels.step is None:
-        return False
-    found = steps_of(base, weights.entries_of)
-    if found is not None:
-        kernels.step(*found)
-    return found is not None
 
 
 def steps_of(base: Optimizer, entries_of: Callable[[Tensor], Entries | None]) -> tuple[Rule, list[Step]] | None:

@@ -83,7 +83,7 @@ class Compact:
         self.indices = torch.zeros(self.k, dtype=torch.int32 if self.n < 2**31 else torch.int64, device=part.device)
         self._entries: Entries | None = None  # while they are the same
         self._addresses = part.data_ptr(), self.values.data_ptr()
-        self.lr_scale = self.n / self.k if self.k else 1.0  # unless the user gives another
+        self.lr_scale = self.n / self.k if self.k else 1.0  # unless its group gives another
         self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
         scored = self.chooses and self.dimension is not None
         self.scores = self.values.new_zeros(self.n // self.run) if scored else None  # how large gradients have been
@@ -144,10 +144,6 @@ class Compact:
         if len(self.weight._post_accumulate_grad_hooks or ()) > 1:  # one is ours
             return None
         return Part(self.param, self.indices, self.dimension)
-
-    def step_scale(self, given: float | None) -> float:
-        """How many times lr a step is, if the user gave this."""
-        return 1.0 if self.is_whole else self.lr_scale if given is None else given
 
     def show(self, indices: Tensor) -> None:
         """Stand for these, as the weight holds them."""

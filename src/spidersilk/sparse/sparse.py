@@ -257,14 +257,7 @@ class Sparse(OverBase):
         """Let the base step these, and write what stands for weights through to them."""
         if self.max_norm is not None:
             clip_grad_norm_(stepped, self.max_norm)
-        with bases.at_own_scale(self.base, self._weights):
-            if not bases.step(self.base, self._weights):
-                parts = self._weights.parts(stepped)
-                for kernels, entries in parts:
-                    kernels.refresh(entries)
-                self.base.step()
-                for kernels, entries in parts:
-                    kernels.write_through(entries)
+        bases.step(self.base, self._weights, stepped)
         self._weights.count_change(stepped)
         for compact in self._weights:
             compact.is_dense = False

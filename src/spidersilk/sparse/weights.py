@@ -160,10 +160,13 @@ class Weights:
         """The groups, each cut into copies of itself with the parameters and the step size that go together."""
         parts: list[dict[str, Any]] = []
         for group in groups:
-            params: dict[float, list[Tensor]] = defaultdict(list)
+            given, params = group["lr_scale"], defaultdict[float, list[Tensor]](list)
             for p in group["params"]:
                 compact = self.by_param.get(p)
-                params[1.0 if compact is None else compact.step_scale(group["lr_scale"])].append(p)
+                if compact is None or compact.is_whole:
+                    params[1.0].append(p)
+                else:
+                    params[compact.lr_scale if given is None else given].append(p)
             if list(params) == [1.0]:
                 parts.append(group)
             else:
