@@ -13,7 +13,7 @@ import page_tuned
 
 from spidersilk.lab.experiments.ablations import ablations
 from spidersilk.lab.experiments.claims import of_part
-from spidersilk.lab.experiments.paper import ADAPTIVE, FAST, LABELS, Part, experiments
+from spidersilk.lab.experiments.paper import ADAPTIVE, FAST, LABELS, Part, at_paper_step, experiments
 from spidersilk.lab.report.comparison import cut
 from spidersilk.lab.report.evidence import Chapter, Group, groups_of, make_chapter
 from spidersilk.lab.report.judging import Material
@@ -92,10 +92,11 @@ def _forms(key: str, model: str, data: str, runs: Runs) -> list[Group]:
     }
     for method in (m for m in LABELS if m not in ADAPTIVE):
         for form, config in forms.items():
-            found = distinct(runs.get(_settings(vars(replace(config, optimizer=method))), []))
+            config = replace(config, optimizer=method, **at_paper_step(method))
+            found = distinct(runs.get(_settings(vars(config)), []))
             label = f"{LABELS[method].partition(' (')[0]}, {config.label}" if form else LABELS[method]
             name = "-".join(filter(None, (key, method, form)))
-            groups += [Group(replace(config, optimizer=method, name=name, label=label), found)] if found else []
+            groups += [Group(replace(config, name=name, label=label), found)] if found else []
     return groups
 
 

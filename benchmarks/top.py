@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import record
 from rich.console import Console
 
-from spidersilk.lab.run import batch
+from spidersilk.lab.run import batch, methods
 from spidersilk.lab.run.check import check_runs
 from spidersilk.lab.run.collect import plain
 from spidersilk.lab.run.config import RunConfig
@@ -169,7 +169,8 @@ class Study:
         self.name, self.case, self.seeds, self.to = name, case, seeds, to
         self.file = f"top_{name.replace('-', '_')}{'_small' if small else ''}"
         self.conditions = {"task": case.task, "options": case.options, "settings": case.settings,
-                           "optimizer": case.optimizer, "dense": case.dense, "metric": case.metric}  # fmt: skip
+                           "optimizer": case.optimizer, "dense": case.dense, "metric": case.metric,
+                           "arguments": dict(methods.find(case.optimizer).written)}  # fmt: skip
         cells = [(cell, split) for cell in case.cells for split in SPLITS]
         seen = {(cell._replace(scores="batch"), split) for cell, split in cells}
         self.series = [Series(name, case, None, "")]

@@ -124,7 +124,7 @@ def test_adaptive_loops_and_measures_in_the_lab(optimizer: str, task: str, tmp_p
 def test_sparse_training_in_the_lab_is_an_ordinary_loop(optimizer: str, tmp_path: Path) -> None:
     """The runner's own steps against a loop written here, with a new selection at each anchor."""
     options = DIGITS | {"model": "fc"}
-    made = config("image", optimizer, options=options, lr=0.05, k1=0.1, k2=0.1, max_norm=0.5, **SMALL)
+    made = config("image", optimizer, options=options, lr=0.01, k1=0.1, k2=0.1, max_norm=0.5, **SMALL)
     run = runner.Run(made.completed(), tmp_path / "run")
     summary = run.go(False, lambda _: None)
     assert summary["status"] == "finished"
@@ -133,7 +133,7 @@ def test_sparse_training_in_the_lab_is_an_ordinary_loop(optimizer: str, tmp_path
     task, generator = tasks.find("image")(options, None, torch.device("cpu")), torch.Generator().manual_seed(0)
     kind = silk.SparseAdamW if optimizer == "sparse-adamw" else silk.SparseSGD
     more: Any = {"momentum": 0.9} if "momentum" in optimizer else {}
-    ours = kind(task.model, 0.05, 0.1, 0.1, max_norm=0.5, inner_steps=5, generator=generator, **more)
+    ours = kind(task.model, 0.01, 0.1, 0.1, max_norm=0.5, inner_steps=5, generator=generator, **more)
     loader = AnchorLoader(task.train, 200, 20, 5, loops=10**9, generator=generator)  # type: ignore[attr-defined]
     queries = 0.0
     for batch, is_anchor in itertools.islice(loader, run.counters.updates):
@@ -158,7 +158,7 @@ def test_channels_last_changes_nothing_but_the_layout(tmp_path: Path) -> None:
     ends = []
     for layout in (False, True):
         options = DIGITS | {"channels_last": layout, "eval_samples": 200}
-        made = RunConfig("image", "sparse-sgd", options=options, budget=0.5, anchor_batch_size=100, batch_size=20)
+        made = RunConfig("image", "sgd", options=options, budget=0.5, batch_size=20)
         ends.append(runner.run(made, tmp_path / str(layout))["last"]["train_loss"])
     assert ends[0] == pytest.approx(ends[1], rel=1e-3)
 

@@ -144,8 +144,7 @@ def inspect(
 
     loss(model, batch): the mean loss over a batch. data: what an `AnchorLoader` takes: tensors or a map-style data set.
     lr, adam_lr: about those that SGD and AdamW train well with; each method is tried with half of its own, with
-        it, and with twice it, and goes on with what was best. SparseAdamW's own is four times AdamW's; adam_lr=None
-        leaves both out.
+        it, and with twice it, and goes on with what was best. adam_lr=None leaves AdamW and SparseAdamW out.
     anchor_batch_size, batch_size: B and b; None is 1000 and 100, or less for less data.
     budget: of each method's trial, in N: 1 is as many gradient queries as there are samples. None is 1, or 20 anchors
         if that is more.

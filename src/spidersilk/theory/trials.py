@@ -48,14 +48,13 @@ class Source(Protocol):
 class Method:
     """A method to try: how to make it, and how long its loops are, None if it has no anchors.
 
-    adam: its step sizes are AdamW's, times `larger`."""
+    adam: its step sizes are AdamW's."""
 
     name: str
     make: Callable[[Sequence[Tensor], float], torch.optim.Optimizer]
     inner: Callable[[int, int], InnerLength] | None = None
     sparse: bool = False
     adam: bool = False
-    larger: float = 1.0
 
 
 METHODS = (
@@ -66,7 +65,7 @@ METHODS = (
     Method("SparseSVRG", SparseSVRG, lambda *_: Adaptive(), True),
     Method("SparseSVRG, selected", lambda p, lr: SparseSVRG(p, lr, move="selected"), lambda *_: Adaptive(), True),
     Method("SparseSGD", lambda p, lr: SparseSGD(p, lr, inner_steps=FRESH), sparse=True),
-    Method("SparseAdamW", lambda p, lr: SparseAdamW(p, lr, inner_steps=FRESH), sparse=True, adam=True, larger=4.0),
+    Method("SparseAdamW", lambda p, lr: SparseAdamW(p, lr, inner_steps=FRESH), sparse=True, adam=True),
 )
 
 
@@ -115,7 +114,7 @@ def compare(
         if centre is None:
             continue
         report(method.name)
-        rates = [factor * method.larger * centre for factor in FACTORS]
+        rates = [factor * centre for factor in FACTORS]
         halves = [_Run(model, source, method, rate).go(budget / 2, budget / _POINTS) for rate in rates]
         best_first = sorted(halves, key=lambda trial: trial.lowest)
         trials.append(_finish(model, source, method, [trial.lr for trial in best_first], budget))

@@ -58,8 +58,7 @@ def start(task: str, method: str) -> Settings:
         settings["inner_steps"] = LOOPS[task][method]
     if method in FRESH:
         settings["anchor_batch_size"] = defaults.batch_size
-    if method.startswith("sparse-adamw"):
-        settings["arguments"] = {"beta2": 0.95}  # the default, written down: earlier tunings have 0.999
+        settings["arguments"] = defaults.arguments  # written down: earlier tunings have others
     return settings
 
 

@@ -75,6 +75,11 @@ def printed_steps(task: str) -> Values:
     return {name: value for name, value in find(task).settings.items() if name in ("lr", "inner_lr_end")}
 
 
+def at_paper_step(method: str) -> Values:
+    """SparseSGD too steps by the lr that it is given, in the figures."""
+    return {"arguments": {"lr_scale": 1.0}} if method == "sparse-sgd" else {}
+
+
 def _runs(
     key: str, task: str, smoke: bool, common: Values, special: dict[str, Values] | None = None
 ) -> list[RunConfig]:
@@ -86,6 +91,7 @@ def _runs(
     for name in METHODS if smoke else (*METHODS, *ADAPTIVE, "sparse-svrg-refresh", "sparse-svrg-selected"):
         settings: Values = printed_steps(task) | common | (special or {}).get(name, {})
         settings |= {"inner_steps": "auto"} if name in ADAPTIVE else {}
+        settings |= at_paper_step(name)
         runs.append(RunConfig(task, ADAPTIVE.get(name, name), name=f"{key}-{name}", label=LABELS[name], **settings))
     return runs
 

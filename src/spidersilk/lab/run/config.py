@@ -169,7 +169,8 @@ class RunConfig:
                 raise ValueError(f"{name} = {value!r} has no effect with {given}: set schedule=constant")
         if made.lengths == "geometric" and made.inner_steps == "auto":
             raise ValueError("lengths = 'geometric' has no effect with inner_steps = 'auto': give inner_steps a number")
-        return replace(made, options=task.completed_options(made.options, made.data_dir))
+        arguments = {**method.written, **made.arguments}
+        return replace(made, arguments=arguments, options=task.completed_options(made.options, made.data_dir))
 
     def lr_at(self, epochs: float, share: float) -> float | None:
         """The step size after so many epochs, a share of the run; None where it is not set anew."""

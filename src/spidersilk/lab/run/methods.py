@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import spidersilk as silk
 from spidersilk.lab import peers
 from spidersilk.lab.run.team import team
-from spidersilk.lab.settings import Setting, check_all, nearest
+from spidersilk.lab.settings import Number, Setting, check_all, nearest
 from spidersilk.lab.tasks import find as find_task
 from spidersilk.loop.lengths import Adaptive, Geometric, InnerLength, as_inner_length
 from spidersilk.operator.counts import Count
@@ -27,8 +27,9 @@ class Method:
 
     A `plain` one is torch's and steps on small batches alone. `settings` hold for this method whatever the task says.
     `like` names a method whose step sizes suit this one, for tasks that have none for it. `ignores` are settings of a
-    run that have no effect on it, and `arguments` what its `arguments` may have. With `of_model` it is made of the
-    model in place of parameters. The state of one without `resumes` cannot be saved: a run begins anew.
+    run that have no effect on it, and `arguments` what its `arguments` may have; `written` are those that a run writes
+    down if it is not given them, since they were others once. With `of_model` it is made of the model in place of
+    parameters. The state of one without `resumes` cannot be saved: a run begins anew.
     """
 
     about: str
@@ -38,6 +39,7 @@ class Method:
     like: str = ""
     ignores: tuple[str, ...] = ()
     arguments: Mapping[str, Setting] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
     of_model: bool = False
     resumes: bool = True
 
@@ -47,6 +49,9 @@ class Method:
 
 SPARSE = ("memory_decay", "memory_reset", "scaling", "per_tensor", "k1", "k2", "groups")
 LOOPS = ("inner_steps", "lengths", "output", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
+LR_SCALE: Mapping[str, Setting] = {
+    "lr_scale": Number(above=0, optional=True, about="steps of selected parts over lr: one over their share, if None")
+}
 Split = Callable[[Count, Count], tuple[Count, Count]]  # k1 and k2 of the run -> those of the optimizer
 
 
@@ -83,7 +88,7 @@ def _rival(name: str, like: str = "") -> Method:
             raise ValueError(str(error)) from error
 
     ignores, fixed = (*SPARSE, *LOOPS), {"inner_steps": 1}
-    return Method(peer.about, make, True, fixed, like, ignores, peer.settings, of_model=True, resumes=peer.resumes)
+    return Method(peer.about, make, True, fixed, like, ignores, peer.settings, {}, True, peer.resumes)
 
 
 def _reduced(
@@ -120,10 +125,11 @@ def _all_top(k1: Count, k2: Count) -> tuple[Count, Count]:
 
 
 def _fresh(
-    about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "",
-    arguments: Mapping[str, Setting] | None = None, **fixed: Any,
-) -> Method:  # fmt: skip
+    about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "", adam: bool = False, **fixed: Any
+) -> Method:
     """Sparse training: an anchor is a batch like the others, at which a new selection is made."""
+    arguments = LR_SCALE | (peers.ADAM if adam else {})
+    written = {"lr_scale": None} | ({"beta2": 0.95} if adam else {})
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
         names = ("k1", "k2", "max_norm", "groups")
@@ -133,7 +139,7 @@ def _fresh(
 
     ignores = ("memory_decay", "memory_reset", "scaling", "per_tensor", "track_memory", "lengths", "output")
     ignores = (*ignores, "adaptive", "inner_lr_end", "measures", *fixed)
-    return Method(about, make, like=like, ignores=ignores, arguments=arguments or {})
+    return Method(about, make, like=like, ignores=ignores, arguments=arguments, written=written)
 
 
 METHODS: dict[str, Method] = {
@@ -156,9 +162,9 @@ METHODS: dict[str, Method] = {
     ),
     "sparse-sgd": _fresh("SGD on the selected entries of each weight", silk.SparseSGD),
     "sparse-sgd-momentum": _fresh("the same with momentum 0.9", silk.SparseSGD, like="momentum", momentum=0.9),
-    "sparse-adamw": _fresh("AdamW on the selected entries of each weight", silk.SparseAdamW, arguments=peers.ADAM),
+    "sparse-adamw": _fresh("AdamW on the selected entries of each weight", silk.SparseAdamW, adam=True),
     "sparse-adamw-columns": _fresh(
-        "the same on whole columns", silk.SparseAdamW, "sparse-adamw", peers.ADAM, groups="columns"
+        "the same on whole columns", silk.SparseAdamW, "sparse-adamw", adam=True, groups="columns"
     ),
     "random-k": _reduced(
         "anchored, k1 + k2 random coordinates", silk.SparseSVRG, like="sparse-svrg", split=_all_random

@@ -56,8 +56,8 @@ class Finetune(Task):
     settings: ClassVar[Options] = {"lr": 0.1, "anchor_batch_size": 32, "batch_size": 32, "inner_steps": 200,
                                    "schedule": "warm-up"}  # fmt: skip
     rates: ClassVar[dict[str, float]] = {"sgd": 0.2, "momentum": 0.05, "adamw": 8e-4, "svrg": 0.2, "spiderboost": 0.1,
-                                         "sparse-spiderboost": 0.02, "sparse-svrg": 0.1, "sparse-sgd": 0.5,
-                                         "sparse-adamw": 4e-3, "lora": 5e-3, "galore": 8e-3, "apollo-mini": 5e-3,
+                                         "sparse-spiderboost": 0.02, "sparse-svrg": 0.1, "sparse-sgd": 0.1,
+                                         "sparse-adamw": 8e-4, "lora": 5e-3, "galore": 8e-3, "apollo-mini": 5e-3,
                                          "badam": 1e-3}  # fmt: skip
 
     def __init__(self, options: Options, data_dir: Path | str | None, device: torch.device):
