@@ -142,7 +142,7 @@ class Sparse(OverBase):
     def check_agreement(self) -> None:
         """Raise DisagreementError on every rank if one differs; to be called on all of them. New selections do so."""
         sizes = [
-            [(p.numel(), group["k1"], group["k2"], group["groups"]) for p in group["params"]]
+            [(p.numel(), *(group[name] for name in self._shares)) for p in group["params"]]
             for group in self.param_groups
         ]
         settings, progress = [sizes, self.inner_steps, self.max_norm], [self._stream.state_dict(), self.steps]
