@@ -1,7 +1,9 @@
-"""AdamW with a smaller step for embedding tables, on the very small GPT of results/tune: python benchmarks/embeddings.py
+"""AdamW with a smaller step for embedding tables, on the very small GPT of results/tune.
 
-SparseAdamW steps embeddings by lr and selected parts of matrices by more. What AdamW itself gains from two step sizes is
-no merit of selections, so it is measured here: into results/tune/runs_embeddings.json, with PTB in SPIDERSILK_DATA.
+python benchmarks/embeddings.py      # with the Penn Treebank in SPIDERSILK_DATA
+
+SparseAdamW steps embeddings by lr, and selected parts of matrices by more. What AdamW gains from two step sizes is no
+merit of selections, so it is measured here, into results/tune/runs_embeddings.json.
 """
 
 from __future__ import annotations
