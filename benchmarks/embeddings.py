@@ -24,7 +24,7 @@ from spidersilk.lab.settings import Number
 
 ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = {"text": "ptb", "pretrain_steps": 1000, "train_bytes": 1_000_000, "eval_samples": 200}
-RATES, SHARES, SEEDS = (0.0032, 0.0064, 0.0128), (1.0, 0.5, 0.25, 0.125), (1, 2)
+RATES, SHARES, SEEDS = (0.0032, 0.0064, 0.0128), (1.0, 0.5, 0.25), (1, 2)
 
 
 def make(model: nn.Module, values: Any, _: torch.Generator) -> torch.optim.Optimizer:

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Fine-tuning a GPT of 0.5 M parameters with SparseAdamW, on one CPU thread: how large a share of each matrix, and beta2.
+# Fine-tuning a GPT of 0.5 M parameters with SparseAdamW, on one CPU thread: how large a share of each matrix, and longer
+# runs with two values of beta2, beside AdamW and LoRA.
 #
 #   benchmarks/selections.sh shares      48 runs of about half a minute, into results/tune/runs_shares.json
-#   benchmarks/selections.sh beta2       16 runs of about a minute and a half, into results/tune/runs_beta2.json
+#   benchmarks/selections.sh long        16 runs of about a minute and a half, into results/tune/runs_long.json
 #
 # It needs the Penn Treebank (SPIDERSILK_DATA). A part that was stopped goes on where it was.
 set -euo pipefail
-part=${1:?shares or beta2}
+part=${1:?shares or long}
 runs=${RUNS:-/tmp/spidersilk-runs}/$part
 
 fine_tune() {  # seed, steps, form, step size, the run's name, and what else is set
@@ -26,20 +27,21 @@ for seed in 1 2; do
                 done
             done
         done
-    elif [ "$part" = beta2 ]; then
-        for beta2 in 0.95 0.999; do
-            while read -r form lr; do
-                fine_tune "$seed" 600 "$form" "$lr" "$form-lr$lr-beta2-$beta2" \
+    elif [ "$part" = long ]; then
+        for form in sparse-adamw sparse-adamw-columns; do
+            for beta2 in 0.95 0.999; do
+                fine_tune "$seed" 600 "$form" 0.0032 "$form-lr0.0032-beta2-$beta2" \
                     --set "arguments={beta2: $beta2}" --set evaluations=6
-            done <<'EOF'
-sparse-adamw 0.0032
-sparse-adamw 0.0064
-sparse-adamw-columns 0.0032
-sparse-adamw-columns 0.0064
-EOF
+            done
+        done
+        for lr in 0.0016 0.0032; do
+            fine_tune "$seed" 600 adamw "$lr" "adamw-lr$lr-beta2-0.95" --set 'arguments={beta2: 0.95}' --set evaluations=6
+        done
+        for lr in 0.005 0.01; do
+            fine_tune "$seed" 600 lora "$lr" "lora-lr$lr" --set 'arguments={alpha: 128}' --set evaluations=6
         done
     else
-        echo "error: there is no part $part: shares or beta2" >&2
+        echo "error: there is no part $part: shares or long" >&2
         exit 2
     fi
 done

@@ -229,48 +229,55 @@ def of_fine_tuning_a_small_model() -> Table:
 
 
 def of_shares() -> Table:
-    """The best step size by the mean of two seeds, with their losses."""
+    """The mean loss of two seeds at each of the same step sizes."""
     ends: dict[tuple[str, float], dict[float, list[float]]] = {}
-    for run in sorted(tuning("runs_shares")["runs"], key=lambda run: run["config"]["seed"]):
+    for run in tuning("runs_shares")["runs"]:
         config = run["config"]
         of_row = ends.setdefault((config["optimizer"], config["k2"]), {})
         of_row.setdefault(config["lr"], []).append(run["curve"]["valid_loss"][-1])
+    assert all(sorted(row) == [0.0016, 0.0032, 0.0064] and {len(x) for x in row.values()} == {2}
+               for row in ends.values())  # fmt: skip
 
     def cell(method: str, share: float) -> str:
-        means = {lr: fmean(losses) for lr, losses in ends[method, share].items() if len(losses) == 2}
-        assert means.keys() == ends[method, share].keys()
-        lr = min(means, key=lambda lr: means[lr])
-        edge = lr in (min(means), max(means))
-        beyond = {t["settings"]["lr"] for t in tuning(SMALL_TUNED)["methods"][method]["trials"]}  # at 10 %
-        assert not edge or (share == 0.1 and 2 * lr in beyond) or (method, share) == ("sparse-adamw-columns", 0.05)
-        return f"{lr:g}: {', '.join(f'{loss:.3f}' for loss in ends[method, share][lr])}"
+        return "; ".join(f"{fmean(losses):.3f}" for _, losses in sorted(ends[method, share].items()))
 
-    adamw = tuning(SMALL_TUNED)["methods"]["adamw"]
-    dense = f"{adamw['best']['lr']:g}: {', '.join(f'{loss:.3f}' for loss in adamw['lowest'][:2])}"
-    made = {f"{100 * share:g} %": [cell(m, share) for m in ("sparse-adamw", "sparse-adamw-columns")]
+    return {f"{100 * share:g} %": [cell(m, share) for m in ("sparse-adamw", "sparse-adamw-columns")]
             for share in (0.05, 0.1, 0.2, 0.4)}  # fmt: skip
-    return made | {"AdamW": [dense, ""]}
 
 
-def of_beta2() -> Table:
-    """Losses of two seeds, by the form and its step size."""
-    ends: dict[str, dict[float, list[str]]] = {}
-    runs = tuning("runs_beta2")["runs"]
-    for run in sorted(runs, key=lambda run: run["config"]["seed"]):
+def of_embeddings() -> Table:
+    """The mean loss of two seeds: AdamW by its step size, and by what embeddings step by."""
+    ends: dict[float, dict[float, list[float]]] = {}
+    for run in tuning("runs_embeddings")["runs"]:
         config = run["config"]
-        form = "columns" if config["optimizer"].endswith("columns") else "entries"
-        of_row = ends.setdefault(f"{form}, {config['lr']:g}", {})
-        of_row.setdefault(config["arguments"]["beta2"], []).append(f"{run['curve']['valid_loss'][-1]:.3f}")
-    assert len(runs) == 16
-    assert all(a > b for row in ends.values() for a, b in zip(row[0.999], row[0.95], strict=True))  # seed by seed
-    return {row: [", ".join(ends[row][beta2]) for beta2 in (0.999, 0.95)]
-            for row in ("entries, 0.016", "entries, 0.032", "columns, 0.008", "columns, 0.016")}  # fmt: skip
+        of_row = ends.setdefault(config["arguments"]["embeddings"], {})
+        of_row.setdefault(config["lr"], []).append(run["curve"]["valid_loss"][-1])
+    assert {len(losses) for row in ends.values() for losses in row.values()} == {2}
+    titles = {1.0: "lr", 0.5: "lr / 2", 0.25: "lr / 4"}
+    return {title: [f"{fmean(ends[share][lr]):.3f}" for lr in (0.0032, 0.0064, 0.0128)]
+            for share, title in titles.items()}  # fmt: skip
+
+
+def of_600_steps() -> Table:
+    """Losses of two seeds; AdamW and LoRA at the better of two step sizes."""
+    ends: dict[str, dict[float, list[float]]] = {}
+    titles = {"adamw": "AdamW", "lora": "LoRA, rank 64, alpha 128", "sparse-adamw": "10 % of the entries",
+              "sparse-adamw-columns": "10 % of the columns"}  # fmt: skip
+    for run in sorted(tuning("runs_long")["runs"], key=lambda run: run["config"]["seed"]):
+        config = run["config"]
+        beta2 = config["arguments"].get("beta2")
+        title = titles[config["optimizer"]] + (f", beta2 {beta2:g}" if beta2 else "")
+        ends.setdefault(title, {}).setdefault(config["lr"], []).append(run["curve"]["valid_loss"][-1])
+    best = {title: min(row, key=lambda lr, row=row: fmean(row[lr])) for title, row in ends.items()}
+    order = sorted(ends, key=lambda title: fmean(ends[title][best[title]]))
+    return {t: [f"{best[t]:g}", ", ".join(f"{x:.3f}" for x in ends[t][best[t]])] for t in order}
 
 
 def settings(best: dict[str, Any]) -> str:
     """But for those that all runs of a method have."""
     flat = {k: v for k, v in best.items() if k not in ("arguments", "anchor_batch_size")} | best.get("arguments", {})
-    return ", ".join(f"{k} {v:g}" if isinstance(v, float | int) else f"{k} {v}" for k, v in flat.items())
+    found = {k: v for k, v in flat.items() if v is not None}
+    return ", ".join(f"{k} {v:g}" if isinstance(v, float | int) else f"{k} {v}" for k, v in found.items())
 
 
 MEASURED, TUNED = "results/benchmarks/README.md", "results/tune/README.md"
@@ -288,7 +295,8 @@ TABLES = [
     (TUNED, "| 85 M", of_fine_tuning),
     (TUNED, "| 0.5 M", of_fine_tuning_a_small_model),
     (TUNED, "| share of each matrix", of_shares),
-    (TUNED, "| 10 %, step size", of_beta2),
+    (TUNED, "| embeddings step by", of_embeddings),
+    (TUNED, "| 600 steps", of_600_steps),
 ]
 
 
