@@ -128,7 +128,7 @@ def _fresh(
     about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "", adam: bool = False, **fixed: Any
 ) -> Method:
     """Sparse training: an anchor is a batch like the others, at which a new selection is made."""
-    arguments = LR_SCALE | (peers.ADAM if adam else {})
+    arguments = {**LR_SCALE, **(peers.ADAM if adam else {})}
     written = {"lr_scale": None} | ({"beta2": 0.95} if adam else {})
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
