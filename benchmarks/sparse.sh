@@ -67,7 +67,7 @@ memory)
 finetune) tune 600 "$ours" ;;
 rivals) tune 600 adamw-8bit,galore,apollo-mini,badam,in-backward ;;
 long) tune 600 "$ours" --final-steps 2000 --trials-of results/tune/tune_finetune_85m_ptb_600.json \
-    --name tune_finetune_85m_ptb_2000 ;;
+    --name tune_finetune_85m_ptb ;;
 bytes) measure benchmarks/footprint.py --save ;;
 top)
     for case in finetune resnet18-adamw resnet18-sgd lstm-adamw lstm-sgd; do

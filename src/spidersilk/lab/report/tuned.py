@@ -144,7 +144,7 @@ def _settings(best: Settings | None) -> str:
     if best is None:
         return "all diverged or collapsed"
     flat = {k: v for k, v in best.items() if k != "arguments"} | best.get("arguments", {})
-    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in flat.items())
+    return ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in flat.items() if v is not None)
 
 
 def _at_the_end(curves: list[Curve], metric: str) -> str:
