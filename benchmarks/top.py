@@ -169,8 +169,9 @@ class Study:
         self.name, self.case, self.seeds, self.to = name, case, seeds, to
         self.file = f"top_{name.replace('-', '_')}{'_small' if small else ''}"
         self.conditions = {"task": case.task, "options": case.options, "settings": case.settings,
-                           "optimizer": case.optimizer, "dense": case.dense, "metric": case.metric,
-                           "arguments": dict(methods.find(case.optimizer).written)}  # fmt: skip
+                           "optimizer": case.optimizer, "dense": case.dense, "metric": case.metric}  # fmt: skip
+        if written := methods.find(case.optimizer).written:
+            self.conditions["arguments"] = dict(written)
         cells = [(cell, split) for cell in case.cells for split in SPLITS]
         seen = {(cell._replace(scores="batch"), split) for cell, split in cells}
         self.series = [Series(name, case, None, "")]

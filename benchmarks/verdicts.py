@@ -67,7 +67,10 @@ def main() -> None:
         raise SystemExit(
             f"error: {path}: not there; make it with `spidersilk inspect {given.task}{options} --save {path}`"
         )
-    said = json.loads(path.read_text())["figures"]
+    saved = json.loads(path.read_text())
+    if saved["versions"]["spidersilk"] == "0.1.0":
+        raise SystemExit(f"error: {path}: of version 0.1.0, whose sparse forms were others: make it anew")
+    said = saved["figures"]
     trials = said["trials"]
     reached = [t for t in trials if not t["sparse"] and t["queries_share"] is not None]
     dense = min(reached, key=lambda t: abs(t["queries_share"] - 1))  # the method that the inspection compared with

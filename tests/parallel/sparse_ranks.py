@@ -144,7 +144,8 @@ def sent(group: Any, steps: int) -> tuple[int, int, int, list[int]]:
 def outcome(group: Any, wrong: str) -> str:
     odd = dist.get_rank(group) == 1
     model = network(seed=int(odd and wrong == "parameters"))
-    options: dict[str, Any] = {"k2": 0.3} if odd and wrong == "settings" else {}
+    others = {"settings": {"k2": 0.3}, "scale of steps": {"step_scale": 2.0}}
+    options: dict[str, Any] = dict(others.get(wrong, {})) if odd else {}
     if odd and wrong == "seed":
         options["generator"] = torch.Generator().manual_seed(99)
     if odd and wrong == "step size":

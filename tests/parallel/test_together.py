@@ -71,6 +71,7 @@ WRONG = {
     "seed": "the seed and number of selections",
     "parameters": "the parameters",
     "settings": "their settings",
+    "scale of steps": "their settings",
     "step size": "the step size",
     "nothing": "",
 }

@@ -15,7 +15,7 @@ GROUPS = pytest.mark.parametrize("groups", [None, "columns", "rows"])
 
 
 def sgd(model: nn.Module, groups: str | None, **options: Any) -> Sparse:
-    defaults = {"lr": 0.1, "k2": 0.3, "groups": groups, "generator": seeded(), "lr_scale": 1.0}
+    defaults = {"lr": 0.1, "k2": 0.3, "groups": groups, "generator": seeded(), "step_scale": 1.0}
     return Sparse(model, torch.optim.SGD, **(defaults | options))
 
 

@@ -553,6 +553,22 @@ def test_a_hook_on_a_weight_sees_its_whole_gradient() -> None:
     torch.testing.assert_close(*selected(optimizer, model.weight, wanted.weight.grad))
 
 
+def test_the_hooks_of_another_sparse_optimizer_turn_no_rule_off() -> None:
+    first, second = nn.Linear(32, 16), nn.Linear(16, 32)
+    second.requires_grad_(False)
+    model = nn.Sequential(first, second)
+    one = columns(model)
+    second.requires_grad_(True)
+    other = columns(second)
+    arrived: list[Tensor] = []
+    for compact in other._weights:
+        compact.collect = arrived.append  # type: ignore[method-assign]
+    model(torch.randn(3, 32)).sum().backward()
+    assert not arrived
+    one.close()
+    other.close()
+
+
 def test_autocast_leaves_numbers_alone_that_it_does_not_cast() -> None:
     model = nn.Linear(32, 4)
     optimizer, words = columns(model), "must have the same dtype"

@@ -127,7 +127,7 @@ def test_gradients_are_freed_as_they_arrive() -> None:
 
 def test_half_precision_has_float32_masters() -> None:
     """Steps too small for bfloat16 add up in the masters."""
-    model, optimizer = small(dtype=torch.bfloat16, base=torch.optim.SGD, lr=1e-5, lr_scale=1.0, inner_steps=None)
+    model, optimizer = small(dtype=torch.bfloat16, base=torch.optim.SGD, lr=1e-5, step_scale=1.0, inner_steps=None)
     compact = next(c for c in optimizer._weights if c.weight is model[0].weight)
     assert compact.param.dtype == torch.float32
     assert compact.indices.dtype == torch.int32

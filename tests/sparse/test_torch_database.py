@@ -52,7 +52,7 @@ def loss_of(params: list[nn.Parameter], step: int = 0) -> Tensor:
 
 def sparse(name: str, params: Any, options: dict[str, Any], **more: Any) -> silk.Sparse:
     seed = torch.Generator().manual_seed(1)
-    defaults: dict[str, Any] = {"k2": 0.5, "inner_steps": None, "generator": seed, "lr_scale": 1.0}
+    defaults: dict[str, Any] = {"k2": 0.5, "inner_steps": None, "generator": seed, "step_scale": 1.0}
     given = defaults | copy.deepcopy(options) | more
     if name in NAMED:
         own = {"betas": (0.9, 0.999)} if name == "AdamW" else {}  # torch's, where it has another default
@@ -98,7 +98,7 @@ def test_every_base_steps_the_selected_entries(name: str, given: Any, dtype: tor
 def test_every_base_steps_by_the_scaled_step_size(name: str, given: Any) -> None:
     """As it would with a group for the selected parts, whose step size is four times lr, and one for the vector."""
     params = weights()
-    optimizer = sparse(name, params, given.kwargs, lr_scale=4.0)
+    optimizer = sparse(name, params, given.kwargs, step_scale=4.0)
     (group,) = optimizer.param_groups
     twins = [nn.Parameter(p.detach().clone()) for p in group["params"]]
     selected, whole = {"params": twins[:2], "lr": 4 * group["lr"]}, {"params": twins[2:], "lr": group["lr"]}

@@ -29,8 +29,10 @@ def check_base(base_class: object) -> None:
 
 def step(base: Optimizer, weights: Weights, stepped: Sequence[Tensor]) -> None:
     """Refresh, let the base step, with a group for each step size, and write through: in one pass if kernels can."""
-    groups, parts = base.param_groups, weights.by_step_size(base.param_groups)
-    given, base.param_groups = [dict(part) for part in parts], parts
+    groups = base.param_groups
+    parts = [weights.by_step_size(group) for group in groups]
+    given = [_values(group) for group in groups]
+    base.param_groups = [part for cut in parts for part in cut]
     try:
         kernels = weights.first_kernels
         found = None if kernels is None or kernels.step is None else steps_of(base, weights.entries_of)
@@ -45,13 +47,19 @@ def step(base: Optimizer, weights: Weights, stepped: Sequence[Tensor]) -> None:
                 kernels.write_through(entries)
     finally:
         base.param_groups = groups
-    for part, before in zip(parts, given, strict=True):
-        changed = [name for name in part if part[name] is not before.get(name)]
-        if changed and not any(part is group for group in groups):
+    for group, cut, before in zip(groups, parts, given, strict=True):
+        if any(part is not group and _values(part) != before for part in cut):
+            name = next(n for part in cut for n, value in _values(part).items() if before.get(n) != value)
             raise ValueError(
-                f"{type(base).__name__} keeps {changed[0]!r} in its groups, which are cut by step size while it steps: "
-                "give lr_scale=1.0 and a larger lr"
+                f"{name!r} of a parameter group changed while {type(base).__name__} stepped, in a copy of the group: "
+                "they are cut by step size, so give step_scale=1.0 and a larger lr"
             )
+
+
+def _values(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group holds besides parameters and lr: other values are other objects, or tensors changed in place."""
+    rest = {name: value for name, value in group.items() if name not in ("params", "lr")}
+    return {n: (id(x), x._version if isinstance(x, Tensor) else 0) for n, x in rest.items()}
 
 
 def steps_of(base: Optimizer, entries_of: Callable[[Tensor], Entries | None]) -> tuple[Rule, list[Step]] | None:

@@ -23,6 +23,7 @@ CHANGED = (
 SMALL = 1 << 16  # entries of a vector (a norm, a bias) that is trained whole
 MANY, MULTIPLE = 64, 8  # from so many selected groups on there is a multiple of 8
 RUN = 8  # neighbouring columns that are selected together
+LARGEST_SCALE = 50.0  # of steps: shares below 2 % were best at less than one over the share
 DECAY = 0.5  # weight of the newest norms in the scores of groups
 
 
@@ -83,7 +84,7 @@ class Compact:
         self.indices = torch.zeros(self.k, dtype=torch.int32 if self.n < 2**31 else torch.int64, device=part.device)
         self._entries: Entries | None = None  # while they are the same
         self._addresses = part.data_ptr(), self.values.data_ptr()
-        self.lr_scale = self.n / self.k if self.k else 1.0  # unless its group gives another
+        self.step_scale = min(self.n / max(1, self.k), LARGEST_SCALE)  # unless its group gives another
         self.chooses = not self.is_whole and self.k1 > 0  # by the gradient
         scored = self.chooses and self.dimension is not None
         self.scores = self.values.new_zeros(self.n // self.run) if scored else None  # how large gradients have been
@@ -141,9 +142,13 @@ class Compact:
         """What a layer rule is to give the gradient of; none while a whole one is wanted, by us or by a hook."""
         if self.is_dense or self.dimension is None or self.weight._backward_hooks:
             return None
-        if len(self.weight._post_accumulate_grad_hooks or ()) > 1:  # one is ours
+        if not torch.compiler.is_compiling() and self._others_listen():
             return None
         return Part(self.param, self.indices, self.dimension)
+
+    def _others_listen(self) -> bool:
+        hooks = self.weight._post_accumulate_grad_hooks or {}
+        return any(not str(getattr(hook, "__module__", "")).startswith("spidersilk.") for hook in hooks.values())
 
     def show(self, indices: Tensor) -> None:
         """Stand for these, as the weight holds them."""

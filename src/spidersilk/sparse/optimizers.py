@@ -20,7 +20,7 @@ class Shared(TypedDict, total=False):
     """Keywords that the named optimizers hand on; `Sparse` describes them, and torch the last five."""
 
     groups: Groups | None
-    lr_scale: float | None
+    step_scale: float | None
     inner_steps: int | None
     max_norm: float | None
     backend: str
@@ -57,7 +57,7 @@ class SparseSGD(Sparse):
 class SparseAdamW(Sparse):
     """torch's AdamW on the selected entries of each weight. `Sparse` has the other arguments.
 
-    lr is about AdamW's (see lr_scale). beta2 is 0.95, where torch has 0.999: a second moment has to follow what newly
+    lr is about AdamW's (see step_scale). beta2 is 0.95, where torch has 0.999: a second moment has to follow what newly
     selected entries need long before the next selection.
     """
 

@@ -58,8 +58,8 @@ def check(state: State, base: Optimizer, compacts: Compacts, shards: int) -> Non
             raise ValueError(
                 f"group {number} of the state has no {missing[0]!r}, it is of another optimizer: construct the same"
             )
-        for name in ("k1", "k2", "groups", "lr_scale"):
-            saved = there.get(name, "not there")
+        for name in ("k1", "k2", "groups", "step_scale"):
+            saved = there.get(name, 1.0 if name == "step_scale" else None)  # states of before have none
             if saved != here[name]:
                 raise ValueError(
                     f"group {number} was saved with {name} = {saved!r} and has {here[name]!r} here: construct the same "

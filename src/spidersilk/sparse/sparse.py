@@ -36,8 +36,9 @@ class Sparse(OverBase):
     when it arrives, and freed, so that one dense gradient exists at a time. What is stepped are small parameters of the
     selected values (float32 where weights are in half precision); they live on the modules of their weights.
 
-    model_or_params: a module, parameters, or parameter groups; a group may have its own k1 and k2 beside lr and the
-        like, and with k2=1.0 is trained whole. Vectors of at most 65,536 entries (norms, biases) are trained whole.
+    model_or_params: a module, parameters, or parameter groups; a group may have its own k1, k2 and step_scale
+        beside lr and the like, and with k2=1.0 is trained whole. Vectors of at most 65,536 entries (norms, biases) are
+        trained whole.
     base_class: a torch.optim class; `base_arguments` go to it.
     k1, k2: how many entries of each weight are chosen by the size of their gradient, and at random. A float is a share
         of the weight, rounded up; an int is a count. 1.0 is all, 1 is one entry (refused for 1000 entries or more).
@@ -45,8 +46,9 @@ class Sparse(OverBase):
         layers compute the gradients of these alone, and k1 and k2 are shares of them. "rows": whole outputs. From 64
         on a multiple of 8 is selected, for which GPUs have fast products; single columns of a matrix that has a
         multiple of 8 of them then come as 8 neighbours each.
-    lr_scale: selected parts of weights step by lr_scale * lr. None: one over the share of the weight that they are, for
-        then the dense optimizer's lr is about right; for embeddings 1. What is trained whole steps by lr.
+    step_scale: selected parts of weights step by step_scale * lr. None: one over the share of the weight that they are,
+        at most 50, for which the dense optimizer's lr is about right; 1 for nn.Embedding and nn.EmbeddingBag (other
+        tables want a group with step_scale=1.0). What is trained whole steps by lr.
     inner_steps: updates for which a selection lasts; None: for good. What stays selected keeps its state.
     max_norm: clips the gradients of all selected entries together.
     generator: seeds the selections, once. process_group: ranks that train together; None: all (docs/distributed.md).
@@ -63,7 +65,7 @@ class Sparse(OverBase):
         k1: Count = 0.0,
         k2: Count = 0.1,
         groups: Groups | None = None,
-        lr_scale: float | None = None,
+        step_scale: float | None = None,
         inner_steps: int | None = 200,
         max_norm: float | None = None,
         backend: str = "auto",
@@ -79,7 +81,7 @@ class Sparse(OverBase):
         model = model_or_params if isinstance(model_or_params, nn.Module) else None
         self.inner_steps, self.max_norm = inner_steps, max_norm
         self.steps, self.age, self.gradient_queries = 0, 0, 0.0
-        self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups, "lr_scale": lr_scale}
+        self._shares: dict[str, Any] = {"k1": k1, "k2": k2, "groups": groups, "step_scale": step_scale}
         self._pieces = Pieces()
         self._share: Share | None = None  # of this rank, while a closure is called
         self._weights = Weights(model, backend, self._collect)

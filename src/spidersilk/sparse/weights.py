@@ -81,7 +81,7 @@ class Weights:
             return weight
         compact = Compact(len(self.by_param), weight, k1, k2, self._kernels_for(part), dimension)
         if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module, _ in places):
-            compact.lr_scale = 1.0  # its output is one row, and no sum over a share of the inputs
+            compact.step_scale = 1.0  # its output is one row, and no sum over a share of the inputs
         self.k += compact.values.numel()
         self.by_param[compact.param] = compact
         self._owners.place(compact, places)
@@ -156,22 +156,19 @@ class Weights:
                             "close() this optimizer and make a new one"
                         )
 
-    def by_step_size(self, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The groups, each cut into copies of itself with the parameters and the step size that go together."""
-        parts: list[dict[str, Any]] = []
-        for group in groups:
-            given, params = group["lr_scale"], defaultdict[float, list[Tensor]](list)
-            for p in group["params"]:
-                compact = self.by_param.get(p)
-                if compact is None or compact.is_whole:
-                    params[1.0].append(p)
-                else:
-                    params[compact.lr_scale if given is None else given].append(p)
-            if list(params) == [1.0]:
-                parts.append(group)
+    def by_step_size(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """The group, or copies of it with the parameters and the step size that go together."""
+        given, params = group["step_scale"], defaultdict[float, list[Tensor]](list)
+        check_scale(given)
+        for p in group["params"]:
+            compact = self.by_param.get(p)
+            if compact is None or compact.is_whole:
+                params[1.0].append(p)
             else:
-                parts += [{**group, "lr": scale * group["lr"], "params": alike} for scale, alike in params.items()]
-        return parts
+                params[compact.step_scale if given is None else given].append(p)
+        if list(params) == [1.0]:
+            return [group]
+        return [{**group, "lr": scale * group["lr"], "params": alike} for scale, alike in params.items()]
 
     @property
     def first_kernels(self) -> Kernels | None:
@@ -204,11 +201,15 @@ def trainable(model: nn.Module) -> list[Tensor]:
     return params
 
 
+def check_scale(scale: float | None) -> None:
+    if scale is not None:
+        check_number("step_scale", scale, "None is one over the share in training, 1 leaves lr as it is", True)
+
+
 def check_group(group: dict[str, Any]) -> None:
     """What a parameter group says of selections."""
-    k1, k2, groups, lr_scale = group["k1"], group["k2"], group["groups"], group["lr_scale"]
-    if lr_scale is not None:
-        check_number("lr_scale", lr_scale, "None is one over the share in training, 1 leaves lr as it is", True)
+    k1, k2, groups = group["k1"], group["k2"], group["groups"]
+    check_scale(group["step_scale"])
     check_count("k1", k1)
     check_count("k2", k2)
     check_choice("groups", groups, ("rows", "columns", None))

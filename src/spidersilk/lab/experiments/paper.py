@@ -77,7 +77,7 @@ def printed_steps(task: str) -> Values:
 
 def at_paper_step(method: str) -> Values:
     """SparseSGD too steps by the lr that it is given, in the figures."""
-    return {"arguments": {"lr_scale": 1.0}} if method == "sparse-sgd" else {}
+    return {"arguments": {"step_scale": 1.0}} if method == "sparse-sgd" else {}
 
 
 def _runs(

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,8 @@ class RunFolder:
 def differences(path: Path, saved: Any, config: RunConfig) -> str:
     """The settings in which those saved at `path` differ from a config's, in words; without those of the machine."""
     try:
-        there, here = asdict(from_dict(saved).completed()), asdict(config)
+        read = from_dict(saved)
+        there, here = asdict(replace(read.completed(), arguments=read.arguments)), asdict(config)  # as written down
     except (ValueError, TypeError, AttributeError) as error:
         raise _damaged(path, str(error).splitlines()[0]) from error
     differ = [name for name in here if name not in LOCAL and there[name] != here[name]]

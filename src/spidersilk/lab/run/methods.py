@@ -49,8 +49,8 @@ class Method:
 
 SPARSE = ("memory_decay", "memory_reset", "scaling", "per_tensor", "k1", "k2", "groups")
 LOOPS = ("inner_steps", "lengths", "output", "adaptive", "anchor_batch_size", "inner_lr_end", "max_norm", "measures")
-LR_SCALE: Mapping[str, Setting] = {
-    "lr_scale": Number(above=0, optional=True, about="steps of selected parts over lr: one over their share, if None")
+STEP_SCALE: Mapping[str, Setting] = {
+    "step_scale": Number(above=0, optional=True, about="steps of selected parts over lr: one over their share, if None")
 }
 Split = Callable[[Count, Count], tuple[Count, Count]]  # k1 and k2 of the run -> those of the optimizer
 
@@ -128,8 +128,8 @@ def _fresh(
     about: str, kind: Callable[..., torch.optim.Optimizer], like: str = "", adam: bool = False, **fixed: Any
 ) -> Method:
     """Sparse training: an anchor is a batch like the others, at which a new selection is made."""
-    arguments = {**LR_SCALE, **(peers.ADAM if adam else {})}
-    written = {"lr_scale": None} | ({"beta2": 0.95} if adam else {})
+    arguments = {**STEP_SCALE, **(peers.ADAM if adam else {})}
+    written = {"step_scale": None} | ({"beta2": 0.95} if adam else {})
 
     def make(params: Params, values: Any, generator: torch.Generator) -> torch.optim.Optimizer:
         names = ("k1", "k2", "max_norm", "groups")
