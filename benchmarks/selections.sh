@@ -2,7 +2,7 @@
 # Fine-tuning a GPT of 0.5 M parameters with SparseAdamW, on one CPU thread: how large a share of each matrix, and longer
 # runs with two values of beta2, beside AdamW and LoRA.
 #
-#   benchmarks/selections.sh shares      48 runs of about half a minute, into results/tune/runs_shares.json
+#   benchmarks/selections.sh shares      56 runs of about half a minute, into results/tune/runs_shares.json
 #   benchmarks/selections.sh long        16 runs of about a minute and a half, into results/tune/runs_long.json
 #
 # It needs the Penn Treebank (SPIDERSILK_DATA). A part that was stopped goes on where it was.
@@ -25,6 +25,10 @@ for seed in 1 2; do
                 for lr in 0.0016 0.0032 0.0064; do
                     fine_tune "$seed" 200 "$form" "$lr" "$form-k$share-lr$lr" --set k2="$share" --set evaluations=4
                 done
+            done
+            for lr in 0.016 0.032; do  # as before step_scale: all that is trained steps by lr
+                fine_tune "$seed" 200 "$form" "$lr" "$form-k0.1-lr$lr-unscaled" --set 'arguments={step_scale: 1.0}' \
+                    --set evaluations=4
             done
         done
     elif [ "$part" = long ]; then

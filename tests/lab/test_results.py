@@ -41,7 +41,7 @@ BENCHMARKS = "results/benchmarks/README.md"
 # Decimal numbers of sections that name results and that were not measured.
 CONSTANTS: dict[str, dict[str, str]] = {
     "README.md": {"2.7": "billion parameters: 2,680,588,800 in the files", "6.7": "and 6,704,861,184"},
-    "guide.md": {"0.001": "default of adam_lr"},
+    "guide.md": {"0.001": "default of adam_lr", "0.95": "default of beta2"},
     BENCHMARKS: {
         "4.3": "TB/s of an H200, assumed, as the page says",
         "6.5": "ms, the assumed floor at d = 1e9",

@@ -159,7 +159,8 @@ class Weights:
     def by_step_size(self, group: dict[str, Any]) -> list[dict[str, Any]]:
         """The group, or copies of it with the parameters and the step size that go together."""
         given, params = group["step_scale"], defaultdict[float, list[Tensor]](list)
-        check_scale(given)
+        if given is not None:
+            check_scale(given)
         for p in group["params"]:
             compact = self.by_param.get(p)
             if compact is None or compact.is_whole:
@@ -201,15 +202,15 @@ def trainable(model: nn.Module) -> list[Tensor]:
     return params
 
 
-def check_scale(scale: float | None) -> None:
-    if scale is not None:
-        check_number("step_scale", scale, "None is one over the share in training, 1 leaves lr as it is", True)
+def check_scale(scale: float) -> None:
+    check_number("step_scale", scale, "None is one over the share in training, 1 leaves lr as it is", above_zero=True)
 
 
 def check_group(group: dict[str, Any]) -> None:
     """What a parameter group says of selections."""
     k1, k2, groups = group["k1"], group["k2"], group["groups"]
-    check_scale(group["step_scale"])
+    if group["step_scale"] is not None:
+        check_scale(group["step_scale"])
     check_count("k1", k1)
     check_count("k2", k2)
     check_choice("groups", groups, ("rows", "columns", None))
