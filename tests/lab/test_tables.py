@@ -379,7 +379,7 @@ def in_the_guide() -> list[str]:
     for row in shares_at(None).values():  # half of AdamW's step is never the best
         assert fmean(row[0.0016]) > min(fmean(row[0.0032]), fmean(row[0.0064]))
     assert tuning(SMALL_TUNED)["methods"]["adamw"]["best"]["lr"] == 0.0032
-    return ["on an H200 within 5 % of the allocator's peak", "AdamW's, or twice that, whatever k is"]
+    return ["on an H200 within 5 % of the allocator's peak", "AdamW's, or twice that, for k from 5 to 40 %"]
 
 
 def of_sparse_backpropagation() -> list[str]:
