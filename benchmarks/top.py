@@ -104,9 +104,12 @@ RESNET = {"model": "resnet18", "data": "cifar10", "eval_samples": 10_000, "chann
 SHORT = {"settings": {"steps": 200}, "options": {"eval_samples": 2000}, "cells": around(50)}
 CASES = {
     "finetune": Case("finetune", "sparse-adamw", "adamw", "valid_loss", {"steps": 600, "batch_size": 32}, around(200),
-                     {"size": "85m"}, {"settings": {"steps": 60, "batch_size": 8}, "options": {"size": "tiny"},
-                                       "cells": (Cell(inner=20), Cell(0.05, inner=20), Cell(0.1, "columns", inner=20),
-                                                 Cell(inner=FOR_GOOD))}),
+                     {"size": "85m"},
+                     {"settings": {"steps": 200, "batch_size": 32},
+                      "options": {"size": "tiny", "text": "ptb", "pretrain_steps": 1000, "train_bytes": 1_000_000,
+                                  "eval_samples": 200},
+                      "cells": (Cell(inner=50), Cell(0.05, inner=50), Cell(0.1, "columns", inner=50),
+                                Cell(inner=FOR_GOOD))}),
     "resnet18-sgd": Case("image", "sparse-sgd", "sgd", "train_loss", {"steps": 1500}, around(50, (200, FOR_GOOD)),
                          RESNET),
     "resnet18-adamw": Case("image", "sparse-adamw", "adamw", "train_loss", {"steps": 1500},
