@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import top
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -356,12 +357,27 @@ def on_the_page_of_performance() -> list[str]:
     ]
 
 
+def of_the_top_part() -> list[str]:
+    rows: list[str] = []
+    for case in ("finetune", "cnn_sgd", "cnn_adamw"):
+        rows += [row for row in top.table(figures(f"top_{case}_small"))[2:] if "for scale" not in row]
+    assert all(row.split("|")[2].strip().startswith("**") for row in rows)  # the first split, random
+    decided = sum(row.endswith("| random |") for row in rows)
+    scores = figures("top_cnn_sgd_small")["means"]["10 % of the entries, scores: anchor, new after 50"]
+    batch = figures("top_cnn_sgd_small")["means"]["10 % of the entries, scores: batch, new after 50"]
+    return [
+        f"in each of the {len(rows)} rows of fine-tuning and of the CNN, and in {decided} of them with both seeds",
+        f"from {batch['1:0'][0]} to {scores['1:0'][0]}, where random entries end at {batch['0:1'][0]}",
+    ]
+
+
 def beside_the_files() -> list[str]:
     means, medians = (sorted(runs(ONE, "adamw", f"{which}_ms")) for which in ("mean", "median"))
     (ours, adamw), small = peaks_of_eight(), shares(BACK_SMALL)["columns-10"]
     dense, columns = figures(BACK)["methods"][:2]
     entries, groups = (sorted(runs(SMALL, m, "anchor_ms")) for m in ("sparse-5", "columns-10"))
     return [
+        *of_the_top_part(),
         f"had means of {means[0]:.1f} and {means[1]:.1f} ms, and medians of {medians[0]:.1f} and {medians[1]:.1f}",
         f"{ms(EIGHT, 'adamw')} ms for AdamW and {ms(EIGHT, 'sparse-5')} for 5 % of the entries "
         f"({ratio(EIGHT, 'sparse-5')}), at {adamw} and {ours} GiB",
