@@ -44,10 +44,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/embeddings"), help="folder of the runs")
     given = parser.parse_args()
     dense = methods.find("adamw")
-    about, allowed = (
-        "AdamW with another step for embeddings",
-        {"embeddings": Number(above=0, about="their step over lr")},
-    )
+    about = "AdamW with another step for embeddings"
+    allowed = {"embeddings": Number(above=0, about="their step over lr")}
     method = methods.Method(about, make, True, dense.settings, "adamw", dense.ignores, allowed, of_model=True)
     methods.register("adamw-embeddings", method)
     runs = [

@@ -9,6 +9,7 @@
 set -euo pipefail
 part=${1:?shares or long}
 runs=${RUNS:-/tmp/spidersilk-runs}/$part
+cd "$(dirname "$0")/.."
 
 fine_tune() {  # seed, steps, form, step size, the run's name, and what else is set
     local seed=$1 steps=$2 form=$3 lr=$4 name=$5

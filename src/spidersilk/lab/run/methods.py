@@ -88,7 +88,7 @@ def _rival(name: str, like: str = "") -> Method:
             raise ValueError(str(error)) from error
 
     ignores, fixed = (*SPARSE, *LOOPS), {"inner_steps": 1}
-    return Method(peer.about, make, True, fixed, like, ignores, peer.settings, {}, True, peer.resumes)
+    return Method(peer.about, make, True, fixed, like, ignores, peer.settings, of_model=True, resumes=peer.resumes)
 
 
 def _reduced(
